@@ -1,0 +1,56 @@
+# Every chore of this repository. `make help` lists them.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+RAYSERVE := .venv/bin/rayserve
+PYTHON := .venv/bin/python
+
+.PHONY: help setup demo check lint format unit contract engine test lock bench soak badinput clean
+
+help: ## list these chores
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup: ## make .venv from the locks (a second time: nothing to do)
+	@scripts/setup
+
+demo: setup ## serve a tiny model end to end on this machine, then stop everything
+	@$(RAYSERVE) demo
+
+check: setup ## lint and unit tests: what to run before a commit (under 3 minutes)
+	@$(PYTHON) scripts/run_tests.py lint unit
+
+lint: setup ## ruff, mypy, layer contract, locks
+	@$(PYTHON) scripts/run_tests.py lint
+
+format: setup ## let ruff rewrite what it can
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+unit: setup ## unit tests
+	@$(PYTHON) scripts/run_tests.py unit
+
+contract: setup ## tests against the installed Ray and vLLM, without an engine
+	@$(PYTHON) scripts/run_tests.py contract
+
+engine: setup ## tests that start a real engine, Ray and Serve
+	@$(PYTHON) scripts/run_tests.py engine
+
+test: setup ## everything that CI runs: lint, unit, contract, engine
+	@$(PYTHON) scripts/run_tests.py lint unit contract engine
+
+lock: setup ## resolve pyproject.toml anew into requirements/*.lock
+	@$(PYTHON) scripts/lock.py
+
+bench: ## overhead against vLLM's own server and ray.serve.llm
+	@scripts/setup bench
+	@$(PYTHON) -m benchmarks.overhead
+
+soak: setup ## a thousand streams with disconnecting clients: does anything leak?
+	@$(PYTHON) -m benchmarks.soak
+
+badinput: setup ## bad requests and bad specs: is each answered with the right error?
+	@$(PYTHON) -m benchmarks.badinput
+
+clean: ## remove .venv and everything built
+	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache
+	find rayserve tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

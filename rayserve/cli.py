@@ -1,0 +1,191 @@
+"""The `rayserve` command: parse, call, print. Decisions live in the modules it calls.
+
+Imports of other rayserve modules are inside the commands, so that `rayserve --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from rayserve import __version__
+from rayserve.errors import RayserveError
+
+
+class Commands(click.Group):
+    """A group that ends a command with the error's own exit code, and with JSON under `--json`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a RayserveError becomes its message and its exit code."""
+        try:
+            return super().invoke(ctx)
+        except RayserveError as error:
+            _fail(error, as_json="--json" in sys.argv)
+
+
+def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
+    if as_json:
+        click.echo(json.dumps(error.as_dict(), ensure_ascii=False))
+    else:
+        click.echo(f"error: {error.message()}", err=True)
+    raise SystemExit(error.exit_code)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rayserve")
+def main() -> None:
+    """Serve one very large language model on your own GPU hosts.
+
+    Exit codes: 0 done, 1 failed, 2 input is wrong, 3 does not fit, 4 this machine is not ready,
+    5 did not start.
+    """
+
+
+@main.command()
+@click.argument("spec", default=".")
+@click.option("--out", metavar="DIR", help="Write plan.yml and serve.yml into this folder.")
+@click.option("--check", "only_check", is_flag=True, help="Exit 2 with a diff if they are stale.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and what would change; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json: bool) -> None:
+    """Prove that SPEC fits, and write plan.yml and serve.yml.
+
+    SPEC is a cluster.yml or the folder of an inventory, such as inventories/demo.
+    """
+    from rayserve import inventory
+    from rayserve.errors import PlanError
+    from rayserve.planner.render import changes, table
+
+    files = inventory.locate(spec, out)
+    planned = inventory.make_plan(files)
+    diffs = [
+        changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
+    ]
+    stale = [str(path) for path, diff in zip(planned.texts, diffs, strict=True) if diff]
+    if as_json:
+        report = {"plan": planned.plan.as_dict(), "changed": stale}
+        click.echo(json.dumps(report, ensure_ascii=False))
+    else:
+        click.echo(table(planned.plan))
+        known = [diff for path, diff in zip(planned.texts, diffs, strict=True) if path.is_file()]
+        for diff in filter(None, known):
+            click.echo(diff)
+    if only_check:
+        if stale:
+            raise PlanError(
+                "plan and Serve config as the spec gives them",
+                found=f"{', '.join(stale)} differs",
+                do=f"run `rayserve plan {spec}`, look at the diff and commit it",
+            )
+        return
+    if stale and not dry_run:
+        inventory.write_all(planned.texts)
+    if not as_json:
+        verb = "would write" if dry_run else "wrote"
+        click.echo(f"{verb} {', '.join(stale)}" if stale else "unchanged")
+
+
+@main.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option("--systemd", is_flag=True, help="Print KEY=VALUE lines, for an EnvironmentFile.")
+def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
+    """Print what every Ray node needs in its environment before Ray starts."""
+    from rayserve.inventory import read_plan
+    from rayserve.planner.render import environment_lines
+
+    click.echo(environment_lines(read_plan(plan_file), as_json=as_json, systemd=systemd))
+
+
+@main.command()
+@click.argument("what", type=click.Choice(["spec", "plan", "argument-specs", "reference"]))
+def schema(what: str) -> None:
+    """Print a schema: JSON Schema of spec or plan, Ansible argument specs, or the reference."""
+    from rayserve import schema as schemas
+
+    click.echo(schemas.render(what), nl=False)
+
+
+@main.group()
+def check() -> None:
+    """Is this machine ready? Exit code 4 when a check fails."""
+
+
+@check.command("install")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+def check_install_command(*, as_json: bool) -> None:
+    """Judge this Python environment: versions, builds, libraries, imports."""
+    from rayserve.errors import HostError
+    from rayserve.health.checks import check_install, failures, render
+    from rayserve.health.facts import read_install_facts
+
+    results = check_install(read_install_facts())
+    if as_json:
+        click.echo(json.dumps([result.as_dict() for result in results], ensure_ascii=False))
+    else:
+        click.echo(render(results))
+    if failures(results):
+        raise SystemExit(HostError.exit_code)
+
+
+@check.command("args")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+def check_args_command(file: str, *, as_json: bool) -> None:
+    """Ask the installed vLLM whether it accepts what FILE, a plan or Serve config, would start."""
+    from rayserve.serving.argcheck import check as check_args
+
+    verdict = check_args(file)
+    if as_json:
+        click.echo(json.dumps(verdict, ensure_ascii=False))
+    elif verdict.get("ok"):
+        for replica in verdict["replicas"]:
+            click.echo(f"accepted: revision {replica['revision']}")
+    else:
+        for part in ("needed", "found", "do"):
+            if part in verdict:
+                click.echo(f"{part:7}{verdict[part]}", err=True)
+    raise SystemExit(verdict.get("exit_code", 0))
+
+
+@main.command()
+@click.option(
+    "--dir",
+    "directory",
+    default="build/demo",
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the model, the plan, the key and the logs.",
+)
+@click.option("--port", type=click.IntRange(1024, 65535), default=8000, show_default=True)
+@click.option(
+    "--ranks",
+    type=click.Choice(["1", "2", "4", "8"]),
+    default="1",
+    show_default=True,
+    help="Tensor-parallel ranks, a logical GPU each.",
+)
+@click.option("--keep", is_flag=True, help="Leave it running, and say how to use and stop it.")
+@click.option("--stop", is_flag=True, help="Stop a demo that was kept.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on stdout.")
+def demo(directory: str, port: int, ranks: str, *, keep: bool, stop: bool, as_json: bool) -> None:
+    """Serve a tiny model on this machine with the whole stack, and ask it one question."""
+    from pathlib import Path
+
+    from rayserve.demo import run as demo_run
+
+    stream = sys.stderr if as_json else sys.stdout
+    if stop:
+        raise SystemExit(demo_run.stop(Path(directory), stream))
+    options = demo_run.Options(Path(directory), port, int(ranks), keep)
+    code, figures = demo_run.run(options, stream)
+    if as_json and code == 0:
+        click.echo(json.dumps(figures, ensure_ascii=False))
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

