@@ -1,0 +1,23 @@
+"""What does the pinned vLLM accept?"""
+
+from __future__ import annotations
+
+from rayserve.engine.arguments import (
+    VLLM_VERSION,
+    Argument,
+    Snapshot,
+    check_value,
+    snapshot,
+    validate,
+    validate_env,
+)
+
+__all__ = [
+    "VLLM_VERSION",
+    "Argument",
+    "Snapshot",
+    "check_value",
+    "snapshot",
+    "validate",
+    "validate_env",
+]

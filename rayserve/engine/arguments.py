@@ -1,0 +1,194 @@
+"""Does the pinned vLLM accept this argument with this value? Answered from the committed snapshot."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rayserve.engine.owned import OWNED_ARGS, REMOVED_ARGS, env_owner
+from rayserve.errors import EngineArgumentError, Where
+from rayserve.spec import nearest
+
+VLLM_VERSION = "0.32.0"
+"""The pin. What is tested is what is deployed."""
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "list": (list,),
+    "dict": (dict,),
+}
+WORDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of the pinned vLLM."""
+
+    name: str
+    kinds: tuple[str, ...]
+    choices: tuple[Any, ...]
+
+    def accepts(self, value: object) -> bool:
+        """Whether type and choices allow the value. Ranges are checked on the target host."""
+        if self.choices and value in self.choices and not isinstance(value, bool):
+            return True
+        if isinstance(value, bool):
+            return "bool" in self.kinds
+        fits = any(isinstance(value, KINDS[kind]) for kind in self.kinds if kind != "bool")
+        return fits and not (self.choices and not isinstance(value, list | dict))
+
+    def describe(self) -> str:
+        """What the argument takes, in words."""
+        if self.choices:
+            return "one of " + ", ".join(str(choice) for choice in self.choices)
+        return " or ".join(WORDS[kind] for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one version of vLLM accepts."""
+
+    version: str
+    engine: dict[str, Argument]
+    frontend: dict[str, Argument]
+    env: frozenset[str]
+
+    def find(self, name: str) -> Argument | None:
+        """The argument of that name, of the engine or of the OpenAI server."""
+        return self.engine.get(name) or self.frontend.get(name)
+
+    def choices(self, name: str) -> tuple[Any, ...]:
+        """The closed set of values of an argument; empty: not closed."""
+        argument = self.find(name)
+        return argument.choices if argument is not None else ()
+
+
+@functools.lru_cache(maxsize=1)
+def snapshot() -> Snapshot:
+    """The snapshot of the pinned version, read once."""
+    name = f"vllm-{VLLM_VERSION}-args.json"
+    text = importlib.resources.files("rayserve").joinpath("data", name).read_text("utf-8")
+    raw = json.loads(text)
+    return Snapshot(
+        version=raw["vllm_version"],
+        engine=_arguments(raw["engine"]),
+        frontend=_arguments(raw["frontend"]),
+        env=frozenset(raw["env"]),
+    )
+
+
+def _arguments(raw: dict[str, dict[str, Any]]) -> dict[str, Argument]:
+    return {
+        name: Argument(
+            name=name,
+            kinds=tuple(entry["kinds"]),
+            choices=tuple(entry.get("choices", ())),
+        )
+        for name, entry in raw.items()
+    }
+
+
+def validate(name: str, value: object, where: Where | None = None) -> None:
+    """Accept an argument of `engine_args`, or say why not.
+
+    Raises:
+        EngineArgumentError: unknown, owned by the toolkit, or of the wrong type or choice.
+    """
+    plain = name.removeprefix("--").replace("-", "_")
+    if plain in OWNED_ARGS:
+        raise EngineArgumentError(
+            "an argument that the toolkit does not own",
+            found=f"`{name}`",
+            do=OWNED_ARGS[plain],
+            where=where,
+        )
+    argument = snapshot().find(name)
+    if argument is None:
+        raise EngineArgumentError(
+            f"an argument of vLLM {VLLM_VERSION}",
+            found=f"`{name}`",
+            do=_instead(plain),
+            where=where,
+        )
+    check_value(argument, value, where)
+
+
+def check_value(argument: Argument, value: object, where: Where | None = None) -> None:
+    """Check type and choice alone; the planner's own arguments pass here too.
+
+    Raises:
+        EngineArgumentError: the wrong type or choice.
+    """
+    if argument.accepts(value):
+        return
+    do = "see `vllm serve --help=" + argument.name + "`"
+    if value is None:
+        do = "leave it out: vLLM's default applies"
+    elif isinstance(value, str) and (close := nearest(value, map(str, argument.choices))):
+        do = f"write {close}"
+    elif isinstance(value, str) and value.lstrip("-").replace(".", "", 1).isdigit():
+        do = f"write {value} without quotes"
+    raise EngineArgumentError(
+        f"`{argument.name}` to be {argument.describe()}",
+        found=repr(value)[:80],
+        do=do,
+        where=where,
+    )
+
+
+def validate_env(name: str, value: object, where: Where | None = None) -> None:
+    """Accept an environment variable of `env`, or say why not.
+
+    Raises:
+        EngineArgumentError: owned by the toolkit, a secret, or unknown to vLLM under its prefix.
+    """
+    owner = env_owner(name)
+    if owner:
+        raise EngineArgumentError(
+            "an environment variable that the toolkit does not own",
+            found=f"`{name}`",
+            do=owner,
+            where=where,
+        )
+    if not name.replace("_", "").isalnum() or name[:1].isdigit() or not name.isascii():
+        raise EngineArgumentError(
+            "the name of an environment variable",
+            found=repr(name)[:80],
+            do="use letters, digits and underscores",
+            where=where,
+        )
+    if name.startswith("VLLM_") and name not in snapshot().env:
+        close = nearest(name, snapshot().env)
+        raise EngineArgumentError(
+            f"a variable that vLLM {VLLM_VERSION} reads",
+            found=f"`{name}`",
+            do=f"write `{close}`" if close else "leave it out; vLLM would ignore it",
+            where=where,
+        )
+    if "\n" in str(value) or "\0" in str(value):
+        raise EngineArgumentError(
+            "a value on one line", found=repr(value)[:80], do="remove the line break", where=where
+        )
+
+
+def _instead(plain: str) -> str:
+    known = snapshot()
+    if known.find(plain) is not None:
+        return f"write `{plain}`"
+    if plain in REMOVED_ARGS:
+        return REMOVED_ARGS[plain]
+    close = nearest(plain, [*known.engine, *known.frontend])
+    return f"write `{close}`" if close else "leave it out; see data/vllm-*-args.json for all names"

@@ -1,0 +1,284 @@
+"""What is computed: the plan, which Ansible, the Serve application and the rollout read.
+
+    cluster.yml --(rayserve plan)--> plan.yml: Plan
+                                      ├── replica      what one replica is; its hash is the revision
+                                      ├── door         limits at the HTTP door, changed without a restart
+                                      ├── scaling      how many replicas, and when
+                                      ├── timeouts     limits in seconds
+                                      ├── endpoint     where Serve listens
+                                      ├── environment  what every Ray node must have in its environment
+                                      └── memory       the estimate that the verdict rests on
+
+A plan has no nulls and no free-key maps, because it crosses to Ansible, whose argument specs know
+neither: what is absent is left out, and maps are lists of `{name, value}` records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayserve.errors import PlanError, Where
+
+PLAN_KEY = "rayserve_plan"
+PLAN_VERSION = 1
+
+Scalar = str | bool | int | float
+
+
+class Record(BaseModel):
+    """Base of everything in the plan: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class NamedValue(Record):
+    """One entry of what would be a map: an engine argument or an environment variable."""
+
+    name: str
+    value: Any
+    """A scalar, a list or a mapping; never null."""
+    reason: str = ""
+    """Why the planner chose it; empty where a person wrote it."""
+
+
+class Placement(Record):
+    """The gang of GPUs that one replica holds."""
+
+    tensor_parallel_size: int = Field(ge=1)
+    pipeline_parallel_size: int = Field(ge=1)
+    strategy: Literal["STRICT_PACK", "PACK"]
+    """STRICT_PACK on one host; PACK over hosts, where the replica checks that no stage is split."""
+    bundles: list[dict[str, float]]
+    """Resources of each placement-group bundle; the replica actor lives in the first."""
+    executor: Literal["mp", "ray"]
+    """vLLM's distributed_executor_backend."""
+    accelerator_type: str = ""
+    """Ray's accelerator label that each bundle asks for, or empty for any."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that one replica holds."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+class LoraAdapter(Record):
+    """A LoRA adapter on local disk, loaded at start."""
+
+    name: str
+    path: str
+
+
+class ReplicaPlan(Record):
+    """Everything that defines one replica. Change any of it and the model restarts."""
+
+    device: Literal["cuda", "cpu"]
+    """cpu: vLLM's CPU engine on logical GPUs, for machines without one."""
+    model: str
+    """Local path or Hugging Face id."""
+    served_model_name: str
+    vllm_version: str
+    engine_args: list[NamedValue]
+    """vLLM's own argument names, each already accepted by the pinned version."""
+    frontend_args: list[NamedValue] = []
+    """Arguments of vLLM's OpenAI server (chat template, tool and reasoning parser, …)."""
+    lora_adapters: list[LoraAdapter] = []
+    env: list[NamedValue] = []
+    """Environment of the replica's processes (VLLM_*, NCCL_*, …)."""
+    placement: Placement
+    start_timeout_s: float = Field(gt=0)
+    """Start budget: from the replica's constructor to ready."""
+    warmup_prompt_tokens: int = Field(ge=1)
+    state_dir: str
+    """Local folder for the start ledger."""
+
+    def definition(self) -> dict[str, Any]:
+        """Plain data that defines the replica, without the reasons, which explain and do nothing."""
+        whole = {"__all__": {"reason"}}
+        reasons = {"engine_args": whole, "frontend_args": whole, "env": whole}
+        return self.model_dump(mode="json", exclude_none=True, exclude=reasons)
+
+    @property
+    def revision(self) -> str:
+        """Eight hex digits that name this replica definition."""
+        text = json.dumps(self.definition(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Engine arguments as the keywords of vLLM's AsyncEngineArgs."""
+        return {item.name: item.value for item in self.engine_args}
+
+    def frontend_arguments(self) -> dict[str, Any]:
+        """Frontend arguments as the attributes of vLLM's OpenAI server namespace."""
+        return {item.name: item.value for item in self.frontend_args}
+
+
+class DoorPlan(Record):
+    """Limits at the HTTP door of a replica; changed without a restart."""
+
+    admit: bool = True
+    """False: new requests get 503 and Retry-After; running streams go on."""
+    api_key_file: str = ""
+    """File with one key a line, readable only by the service; empty: no keys (local profile only)."""
+    max_in_flight: int = Field(ge=1)
+    """Sequences that the engine may run at once; vLLM's max_num_seqs."""
+    max_queued: int = Field(ge=0)
+    """Sequences that may wait beyond max_in_flight; one more gets 429."""
+    max_body_bytes: int = Field(ge=1)
+    max_tokens: int = Field(ge=1)
+    """Largest max_tokens of one request."""
+    max_n: int = Field(ge=1)
+    """Largest n and best_of of one request."""
+    key_max_in_flight: int = Field(ge=0)
+    """Sequences at once of one key; 0: no limit."""
+    key_tokens_per_minute: int = Field(ge=0)
+    """Prompt plus generated tokens a minute of one key on this replica; 0: no limit."""
+    retry_after_s: int = Field(ge=1)
+
+    @classmethod
+    def closed(cls) -> DoorPlan:
+        """A door that admits nobody: what a replica has until Serve hands it its limits."""
+        return cls(
+            admit=False,
+            max_in_flight=1,
+            max_queued=0,
+            max_body_bytes=1,
+            max_tokens=1,
+            max_n=1,
+            key_max_in_flight=0,
+            key_tokens_per_minute=0,
+            retry_after_s=1,
+        )
+
+
+class ScalingPlan(Record):
+    """How many replicas, and when."""
+
+    min_replicas: int = Field(ge=0)
+    max_replicas: int = Field(ge=1)
+    target_in_flight: int = Field(ge=1)
+    """Requests a replica is meant to carry; above it another is asked for, if a gang is free."""
+    target_kv_usage: float = Field(gt=0, le=1)
+    upscale_delay_s: float = Field(ge=0)
+    downscale_delay_s: float = Field(ge=0)
+    ttft_slo_ms: float = Field(default=0, ge=0)
+    """0: no objective."""
+    tpot_slo_ms: float = Field(default=0, ge=0)
+
+
+class LivePlan(Record):
+    """What a replica takes while it runs: Serve's `user_config`."""
+
+    door: DoorPlan
+    scaling: ScalingPlan
+
+
+class Timeouts(Record):
+    """Limits in seconds."""
+
+    drain_s: float = Field(gt=0)
+    """Longest time a stopping replica may take to finish its streams."""
+    stall_s: float = Field(gt=0)
+    """Time without an engine step, while work is pending, after which a replica is suspect."""
+    health_check_period_s: float = Field(gt=0)
+    health_check_timeout_s: float = Field(gt=0)
+
+
+class Endpoint(Record):
+    """Where Serve listens."""
+
+    host: str
+    port: int = Field(ge=1, le=65535)
+    ingress: Literal["haproxy", "proxy"]
+    """haproxy: Serve's HAProxy, which binds 0.0.0.0 and needs keys; proxy: Serve's own, on `host`."""
+
+
+class MemoryEstimate(Record):
+    """GPU memory of the worst rank, in bytes. `simple` says that the terms are bounds, not proof."""
+
+    model: Literal["simple"]
+    total_bytes: int
+    requested_bytes: int
+    weights_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+    max_concurrency: float
+    """KV tokens over max_model_len: sequences of full length at once."""
+
+
+class NodePoolPlan(Record):
+    """A pool of like hosts, as the hosts must be."""
+
+    name: str
+    hosts: int
+    gpus_per_host: int
+    gpu: str = ""
+    """Key in data/gpus.yml; absent for CPU hosts."""
+
+
+class Plan(Record):
+    """The whole plan, as it stands under `rayserve_plan` in plan.yml."""
+
+    plan_version: Literal[1]
+    name: str
+    profile: Literal["local", "production"]
+    spec_sha256: str
+    """SHA-256 of cluster.yml's bytes, which the preflight role compares."""
+    revision: str
+    """`replica.revision`; also the application's name and route in the generated Serve config."""
+    node_pools: list[NodePoolPlan]
+    replica: ReplicaPlan
+    door: DoorPlan
+    scaling: ScalingPlan
+    timeouts: Timeouts
+    endpoint: Endpoint
+    environment: list[NamedValue]
+    """What every Ray node needs in its environment before Ray starts (`rayserve env`)."""
+    memory: MemoryEstimate | None = None
+    """Absent for the CPU engine, which has no GPU memory to prove."""
+    notes: list[str] = []
+    """What the planner wants a person to know."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data without nulls, in the order of the fields."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def parse_plan(data: object, path: str) -> Plan:
+    """A plan from the parsed content of plan.yml.
+
+    Raises:
+        PlanError: there is no `rayserve_plan`, a field is wrong, or the replica was edited by hand.
+    """
+    if not isinstance(data, dict) or PLAN_KEY not in data:
+        raise PlanError(
+            f"a plan with the top-level key `{PLAN_KEY}`",
+            found="another document",
+            do="write it with `rayserve plan`",
+            where=Where(path),
+        )
+    try:
+        plan = Plan.model_validate(data[PLAN_KEY])
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise PlanError(
+            first["msg"],
+            found=repr(first["input"])[:80],
+            do="write the plan again with `rayserve plan`; it is not edited by hand",
+            where=Where(path, key=f"{PLAN_KEY}.{key}"),
+        ) from None
+    if plan.revision != plan.replica.revision:
+        raise PlanError(
+            f"revision {plan.replica.revision}, the hash of the plan's replica",
+            found=plan.revision,
+            do="write the plan again with `rayserve plan`; it is not edited by hand",
+            where=Where(path, key=f"{PLAN_KEY}.revision"),
+        )
+    return plan

@@ -1,0 +1,215 @@
+"""What follows from this spec? The whole plan, or the reason why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rayserve.engine import VLLM_VERSION
+from rayserve.errors import SpecError
+from rayserve.plan import (
+    DoorPlan,
+    Endpoint,
+    LoraAdapter,
+    NodePoolPlan,
+    Plan,
+    ReplicaPlan,
+    ScalingPlan,
+    Timeouts,
+)
+from rayserve.planner.arguments import engine_args, frontend_args
+from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
+from rayserve.planner.environment import node_environment, replica_environment
+from rayserve.planner.memory import Cut
+from rayserve.planner.placement import choose_cut, place
+from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
+from rayserve.planner.sizing import Sizing, bound_holds, size
+from rayserve.spec import ClusterSpec, serving_pool
+
+MIB = 2**20
+LOAD_SHARE = 0.75
+"""Share of max_num_seqs in use above which another replica is asked for."""
+WARMUP_TOKENS = 64
+"""Prompt of the warm-up: long enough to be a real prefill on every attention kernel."""
+UNPROVEN_OFFLOAD = (
+    "KV offload is passed to vLLM but unproven here without a GPU: the CPU engine refuses it."
+)
+UNBOUNDED_DISK = "vLLM's disk tier has no size limit: give kv_offload.nvme_dir a partition or a quota of its own."
+LONG_STREAMS = (
+    "At the promised {tpot_ms:g} ms a token, an answer of {tokens} tokens takes {stream_s:.0f} s: "
+    "longer than timeouts.drain_s ({drain_s:g}), so a drain may cut it. Raise drain_s, or lower "
+    "door.max_tokens."
+)
+OPEN_INGRESS = (
+    "HAProxy listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
+)
+
+
+def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256: str) -> Plan:
+    """The plan of a spec. `model_config` is the content of config.json; `sha256` the spec file's.
+
+    Raises:
+        SpecError: a value that this hardware or model does not take.
+        EngineArgumentError: an argument or variable that vLLM does not take.
+        DoesNotFitError: the hardware cannot hold it.
+    """
+    profile = _profile(spec, model_config)
+    pool = serving_pool(spec)
+    gpu = find_gpu(spec, pool)
+    label = accelerator_type(spec, pool, gpu)
+    cut = choose_cut(spec, pool, profile, lambda cut: bound_holds(spec, profile, gpu, cut))
+    sizing = size(spec, profile, gpu, cut)
+    placement = place(spec, pool, cut, label)
+    replica = ReplicaPlan(
+        device="cpu" if gpu is None else "cuda",
+        model=spec.model.path or spec.model.hf_id,
+        served_model_name=spec.model.served_name,
+        vllm_version=VLLM_VERSION,
+        engine_args=engine_args(spec, profile, gpu, sizing),
+        frontend_args=frontend_args(spec),
+        lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
+        env=replica_environment(spec, gpu),
+        placement=placement,
+        start_timeout_s=spec.timeouts.start_s,
+        warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
+        state_dir=spec.state_dir,
+    )
+    return Plan(
+        plan_version=1,
+        name=spec.name,
+        profile=spec.profile,
+        spec_sha256=sha256,
+        revision=replica.revision,
+        node_pools=[
+            NodePoolPlan(
+                name=node_pool.name,
+                hosts=node_pool.hosts,
+                gpus_per_host=node_pool.gpus_per_host,
+                gpu=node_pool.gpu.replace(CPU, ""),
+            )
+            for node_pool in spec.node_pools
+        ],
+        replica=replica,
+        door=_door(spec, sizing),
+        scaling=_scaling(spec, sizing),
+        timeouts=Timeouts(
+            drain_s=spec.timeouts.drain_s,
+            stall_s=spec.timeouts.stall_s,
+            health_check_period_s=spec.timeouts.health_period_s,
+            health_check_timeout_s=spec.timeouts.health_timeout_s,
+        ),
+        endpoint=_endpoint(spec),
+        environment=node_environment(spec),
+        memory=sizing.memory,
+        notes=_notes(spec, gpu, cut, sizing),
+    )
+
+
+def _profile(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> ModelProfile:
+    where = spec.where("model", "config")
+    if model_config is None:
+        raise SpecError(
+            "the model's config.json",
+            found=f"no file at {spec.model.config}",
+            do="copy it from the checkpoint; the path is relative to cluster.yml",
+            where=where,
+        )
+    profile = read_profile(model_config, where)
+    changes: dict[str, Any] = {}
+    if spec.precision.dtype != "auto":
+        changes["dtype_bits"] = TYPE_BITS[spec.precision.dtype]
+        if not profile.quantization:
+            changes["weight_bits"] = changes["dtype_bits"]
+    bits = spec.precision.weight_bits
+    if bits != "auto":
+        changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
+    elif spec.precision.quantization != "auto" and not profile.quantization:
+        changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
+    if profile.latent_dim and not spec.model.checkpoint_bytes:
+        raise SpecError(
+            "`model.checkpoint_bytes`, since the shapes of this attention (MLA) are not modelled",
+            found="nothing",
+            do="add the sum of the tensor sizes of the checkpoint, in bytes",
+            where=spec.where("model"),
+        )
+    if profile.quantization and profile.weight_bits == profile.dtype_bits and bits == "auto":
+        raise SpecError(
+            f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
+            found="nothing",
+            do="add `weight_bits: 8` or `weight_bits: 4` under precision",
+            where=spec.where("precision"),
+        )
+    return _replace(profile, changes)
+
+
+def _replace(profile: ModelProfile, changes: Mapping[str, Any]) -> ModelProfile:
+    return ModelProfile(**{**vars(profile), **changes})
+
+
+def _door(spec: ClusterSpec, sizing: Sizing) -> DoorPlan:
+    door = spec.door
+    most = door.max_tokens if door.max_tokens != "auto" else sizing.max_model_len.value
+    return DoorPlan(
+        api_key_file=spec.endpoint.api_key_file,
+        max_in_flight=sizing.max_num_seqs.value,
+        max_queued=door.max_queued,
+        max_body_bytes=int(door.max_body_mib * MIB),
+        max_tokens=most,
+        max_n=door.max_n,
+        key_max_in_flight=door.key_concurrency,
+        key_tokens_per_minute=door.key_tokens_per_minute,
+        retry_after_s=door.retry_after_s,
+    )
+
+
+def _scaling(spec: ClusterSpec, sizing: Sizing) -> ScalingPlan:
+    replicas = spec.replicas
+    return ScalingPlan(
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
+        target_in_flight=math.ceil(LOAD_SHARE * sizing.max_num_seqs.value),
+        target_kv_usage=replicas.target_kv_usage,
+        upscale_delay_s=replicas.upscale_delay_s,
+        downscale_delay_s=replicas.downscale_delay_s,
+        ttft_slo_ms=spec.slo.ttft_ms,
+        tpot_slo_ms=spec.slo.tpot_ms,
+    )
+
+
+def _endpoint(spec: ClusterSpec) -> Endpoint:
+    endpoint = spec.endpoint
+    # What HAProxy binds is said as it is, whatever loopback name the spec gives.
+    host = "0.0.0.0" if endpoint.ingress == "haproxy" else endpoint.host
+    return Endpoint(host=host, port=endpoint.port, ingress=endpoint.ingress)
+
+
+def _notes(spec: ClusterSpec, gpu: Gpu | None, cut: Cut, sizing: Sizing) -> list[str]:
+    notes = list(sizing.notes)
+    pool = serving_pool(spec)
+    idle = pool.gpus_per_host % cut.tensor
+    if idle and cut.tensor * cut.pipeline < pool.gpus_per_host:
+        notes.append(f"{idle} of {pool.gpus_per_host} GPUs of each host stay unused.")
+    if gpu is not None and not sizing.graphs:
+        notes.append("CUDA graphs are off: each token takes longer; a first token is no sooner.")
+    if spec.kv_offload.cpu_gib:
+        notes.append(UNPROVEN_OFFLOAD)
+    if spec.kv_offload.nvme_dir:
+        notes.append(UNBOUNDED_DISK)
+    notes += _long_streams(spec, sizing)
+    if spec.endpoint.ingress == "haproxy":
+        notes.append(OPEN_INGRESS)
+    return notes
+
+
+def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:
+    tokens = _door(spec, sizing).max_tokens
+    stream_s = tokens * spec.slo.tpot_ms / 1000
+    drain_s = spec.timeouts.drain_s
+    if stream_s <= drain_s:
+        return []
+    return [
+        LONG_STREAMS.format(
+            tpot_ms=spec.slo.tpot_ms, tokens=tokens, stream_s=stream_s, drain_s=drain_s
+        )
+    ]

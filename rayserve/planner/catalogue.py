@@ -1,0 +1,102 @@
+"""Which GPUs do we know, and by which label does Ray find them?"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from dataclasses import dataclass
+
+import yaml
+
+from rayserve.errors import SpecError
+from rayserve.spec import ClusterSpec, NodePool, nearest
+
+GIB = 2**30
+CPU = "cpu"
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU model; `data/gpus.yml` has the sources of its figures."""
+
+    name: str
+    memory_gib: float
+    label: str
+    compute_capability: float
+    step_tokens: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Total memory as CUDA reports it."""
+        return int(self.memory_gib * GIB)
+
+
+@functools.lru_cache(maxsize=1)
+def gpus() -> dict[str, Gpu]:
+    """All GPU models of the catalogue."""
+    text = importlib.resources.files("rayserve").joinpath("data", "gpus.yml").read_text("utf-8")
+    rows = yaml.load(text, Loader=_Loader)  # noqa: S506  (a safe loader, in C where there is one)
+    return {name: Gpu(name=name, **row) for name, row in rows.items()}
+
+
+@functools.lru_cache(maxsize=1)
+def ray_labels() -> dict[str, str]:
+    """Ray's accelerator types: label → why Ray never puts it on a node by itself, or empty."""
+    name = "ray-2.60.0-accelerators.json"
+    text = importlib.resources.files("rayserve").joinpath("data", name).read_text("utf-8")
+    labels: dict[str, str] = json.loads(text)
+    return labels
+
+
+def find_gpu(spec: ClusterSpec, pool: NodePool) -> Gpu | None:
+    """The pool's GPU model; None for the CPU engine.
+
+    Raises:
+        SpecError: the catalogue has no such model.
+    """
+    if pool.gpu == CPU:
+        return None
+    known = gpus()
+    if pool.gpu in known:
+        return known[pool.gpu]
+    index = spec.node_pools.index(pool)
+    close = nearest(pool.gpu, known)
+    alike = [name for name in known if pool.gpu and pool.gpu in name] or list(known)
+    raise SpecError(
+        "a GPU model of the catalogue, or cpu",
+        found=f"`{pool.gpu}`",
+        do=f"write {close}" if close else f"write one of: {', '.join(alike)}",
+        where=spec.where("node_pools", index, "gpu"),
+    )
+
+
+def accelerator_type(spec: ClusterSpec, pool: NodePool, gpu: Gpu | None) -> str:
+    """Ray's label that the replica's bundles ask for; empty for any.
+
+    Ray accepts every text as a label, and then waits for ever for a node that carries it. So only
+    labels that Ray itself puts on a node with this GPU are let through.
+
+    Raises:
+        SpecError: no node of the pool will ever carry the label.
+    """
+    wanted = pool.accelerator_type
+    if not wanted:
+        return gpu.label if gpu is not None else ""
+    if gpu is not None and wanted == gpu.label:
+        return wanted
+    labels = ray_labels()
+    if wanted not in labels:
+        why = "Ray has no such label"
+    elif gpu is None:
+        why = "a CPU host carries no label"
+    else:
+        why = labels[wanted] or f"Ray labels a node with {gpu.name} `{gpu.label}`"
+    right = gpu.label if gpu is not None else ""
+    raise SpecError(
+        "an accelerator_type that a node of this pool will carry",
+        found=f"`{wanted}`: {why}; the replica would wait for ever",
+        do=f"write {right}, or leave the key out" if right else "leave the key out",
+        where=spec.where("node_pools", spec.node_pools.index(pool), "accelerator_type"),
+    )

@@ -1,0 +1,108 @@
+"""Which environment variables must Ray's processes and the replica's processes have?
+
+Serve reads its timers from the environment of each node, once, at import. So they stand in the
+plan and are set where Ray starts; a replica's own come with its deployment.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rayserve.engine import validate_env
+from rayserve.plan import NamedValue
+from rayserve.planner.catalogue import Gpu
+from rayserve.spec import ClusterSpec
+
+DRAIN_FLOOR_S = 5
+"""Least time that a stopping replica stays reachable, so that HAProxy sees it leave."""
+RELOAD_MARGIN_S = 30
+"""Time for a change of replicas to reach every HAProxy."""
+CLIENT_TIMEOUT_S = 3600
+"""Serve's default limit of a client's silence behind HAProxy."""
+
+
+def node_environment(spec: ClusterSpec) -> list[NamedValue]:
+    """What every Ray node needs before Ray starts (`rayserve env`)."""
+    values = [
+        NamedValue(name="RAY_USAGE_STATS_ENABLED", value="0", reason="nothing is reported"),
+        NamedValue(
+            name="RAY_worker_niceness",
+            value="0",
+            reason="Ray gives its workers 15: everything else on the host would come first",
+        ),
+        NamedValue(
+            name="RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD",
+            value="0",
+            reason="tokens cross no thread",
+        ),
+        NamedValue(
+            name="RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
+            value="1",
+            reason="a hung replica gives its GPUs back at once, not after the drain limit",
+        ),
+    ]
+    if spec.endpoint.ingress == "haproxy":
+        values += _haproxy(math.ceil(spec.timeouts.drain_s))
+    return values
+
+
+def _haproxy(drain_s: int) -> list[NamedValue]:
+    hard_stop_s = drain_s + RELOAD_MARGIN_S
+    quarantine_s = hard_stop_s + RELOAD_MARGIN_S
+    values = [
+        ("RAY_SERVE_ENABLE_HA_PROXY", 1, "Serve's fast way in"),
+        (
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
+            hard_stop_s,
+            "a reload cuts older streams after this; above timeouts.drain_s",
+        ),
+        (
+            "RAY_SERVE_PORT_QUARANTINE_S",
+            quarantine_s,
+            "a stopped replica's port stays unused while an old HAProxy may still send to it",
+        ),
+        (
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+            min(DRAIN_FLOOR_S, drain_s),
+            "an idle replica stops this soon",
+        ),
+    ]
+    if hard_stop_s > CLIENT_TIMEOUT_S:
+        values.append(
+            ("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", hard_stop_s, "not below the longest stream")
+        )
+    return [NamedValue(name=name, value=str(value), reason=why) for name, value, why in values]
+
+
+def replica_environment(spec: ClusterSpec, gpu: Gpu | None) -> list[NamedValue]:
+    """The environment of a replica's processes; `env` of the spec comes last and wins.
+
+    Raises:
+        EngineArgumentError: an entry of `env` that the toolkit owns or vLLM does not know.
+    """
+    local = bool(spec.model.path)
+    start_s = math.ceil(spec.timeouts.start_s)
+    rows = [
+        ("VLLM_ENGINE_READY_TIMEOUT_S", str(start_s), "the start budget; vLLM's own is 600 s"),
+        ("VLLM_NO_USAGE_STATS", "1", "nothing is reported"),
+        ("DO_NOT_TRACK", "1", "nothing is reported"),
+        ("HF_HUB_DISABLE_TELEMETRY", "1", "nothing is reported"),
+        ("HF_HUB_OFFLINE", "1" if local else "0", "the weights are on disk" if local else ""),
+        ("VLLM_SERVER_DEV_MODE", "0", "its paths stop or rewrite the engine"),
+        ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0", "requests load no files"),
+        ("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0", "a redirect leaves the allowed domains"),
+    ]
+    if gpu is None:
+        rows += [
+            ("VLLM_CPU_OMP_THREADS_BIND", "nobind", "logical GPUs own no cores"),
+            ("OMP_NUM_THREADS", "1", "ranks share the cores"),
+        ]
+    values = {name: NamedValue(name=name, value=value, reason=why) for name, value, why in rows}
+    for name, value in spec.env.items():
+        validate_env(name, value, spec.where("env", name))
+        values[name] = NamedValue(name=name, value=_text(value))
+    return list(values.values())
+
+
+def _text(value: str | float | bool) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,107 @@
+"""Does the model fit in GPU memory, and how many tokens of KV cache remain?
+
+A simple estimate, and marked so: weights and KV cache follow from the shapes; activations, NCCL
+buffers and CUDA graphs are allowances. `bound` is what remains when these cost nothing: where even
+that is too little, the spec is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayserve.planner.catalogue import GIB
+from rayserve.planner.profile import ModelProfile
+
+NCCL_GIB = 2.2
+"""Seen with tensor parallelism on H100 (2.1-2.2); not measured for 8 A100s."""
+CONTEXT_GIB = 0.25
+"""CUDA context and libraries of a single rank, seen on H100."""
+GRAPHS_GIB = 1.0
+"""CUDA graphs of a few batch sizes; 0.1-1.9 seen."""
+LOGITS_BYTES = 39
+"""Bytes a sequence and vocabulary entry while sampling; fitted to other versions, where
+14.8 was seen too; unproven for the pinned one."""
+KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one replica is cut."""
+
+    tensor: int
+    pipeline: int
+
+    def stage_layers(self, layers: int) -> int:
+        """Layers of the largest stage."""
+        return -(-layers // self.pipeline)
+
+
+def layer_weights(profile: ModelProfile, cut: Cut, *, experts: bool) -> int:
+    """Weights (not bytes) of one layer's linear parts on one rank. KV heads are copied to ranks
+    beyond their number, as vLLM does.
+    """
+    tp = cut.tensor
+    kv_heads = max(1, profile.kv_heads // tp)
+    attention = profile.hidden * profile.head_dim * (2 * profile.heads // tp + 2 * kv_heads)
+    if not experts:
+        return attention + 3 * profile.hidden * profile.intermediate // tp
+    width = profile.experts * profile.expert_intermediate + profile.shared_intermediate
+    return attention + 3 * profile.hidden * width // tp + profile.hidden * profile.experts
+
+
+def weights_bytes(profile: ModelProfile, cut: Cut, checkpoint_bytes: int) -> int:
+    """Bytes of weights on the fullest rank: the first or last stage, which has the vocabulary.
+
+    With `checkpoint_bytes` only the split follows from the shapes.
+    """
+    if checkpoint_bytes:
+        whole = _from_shapes(profile, Cut(1, 1))
+        share = _from_shapes(profile, cut) / whole if not profile.latent_dim else 0
+        return int(checkpoint_bytes * max(share, 1 / (cut.tensor * cut.pipeline)))
+    return int(_from_shapes(profile, cut))
+
+
+def _from_shapes(profile: ModelProfile, cut: Cut) -> float:
+    layers = cut.stage_layers(profile.layers)
+    dense = layers if not profile.experts else min(profile.dense_layers, layers)
+    linear = dense * layer_weights(profile, cut, experts=False)
+    linear += (layers - dense) * layer_weights(profile, cut, experts=True)
+    copies = 1 if profile.tied_embeddings or cut.pipeline > 1 else 2
+    vocabulary = copies * profile.padded_vocab * profile.hidden / cut.tensor
+    norms = layers * 2 * profile.hidden
+    return linear * profile.weight_bits / 8 + (vocabulary + norms) * profile.dtype_bits / 8
+
+
+def kv_bytes_per_token(profile: ModelProfile, cut: Cut, kv_cache_dtype: str) -> int:
+    """Bytes of KV cache a token on one rank of the largest stage.
+
+    Layers x KV heads of the rank x head size x 2 (keys, values) x element size; for MLA, layers x
+    latent size x element size, the same on every rank (vllm/v1/kv_cache_interface.py).
+    """
+    element = KV_BYTES.get(kv_cache_dtype, profile.dtype_bits // 8)
+    layers = cut.stage_layers(profile.layers)
+    if profile.latent_dim:
+        return layers * profile.latent_dim * element
+    return layers * max(1, profile.kv_heads // cut.tensor) * profile.head_dim * 2 * element
+
+
+def activation_bytes(profile: ModelProfile, cut: Cut, *, step_tokens: int, seqs: int) -> int:
+    """Peak of a profile run: the larger of sampling and a layer's forward pass.
+
+    sampling = 39 x sequences x vocabulary + 2.28 x tokens x hidden;
+    forward = tokens x (3 x MLP width / ranks + 4 x hidden) x 2, all in bytes.
+    """
+    rows = min(seqs, step_tokens)
+    sampling = LOGITS_BYTES * rows * profile.padded_vocab + 2.28 * step_tokens * profile.hidden
+    if profile.experts:
+        routed = 3 * profile.expert_intermediate / cut.tensor + profile.hidden
+        sampling += step_tokens * profile.experts_per_token * routed * 2
+    width = profile.intermediate or profile.shared_intermediate
+    forward = step_tokens * (3 * width / cut.tensor + 4 * profile.hidden) * 2
+    return int(max(sampling, forward))
+
+
+def overhead_bytes(cut: Cut, *, graphs: bool) -> int:
+    """Allowance for what is neither weights, activations nor KV cache."""
+    fixed = NCCL_GIB if cut.tensor * cut.pipeline > 1 else CONTEXT_GIB
+    return int((fixed + (GRAPHS_GIB if graphs else 0)) * GIB)

@@ -1,0 +1,134 @@
+"""Which GPUs does one replica hold, and how many replicas do the hosts hold?
+
+One host: one bundle with all GPUs of the replica, packed strictly; vLLM starts its ranks as child
+processes. Across hosts: one-GPU bundles, since vLLM's Ray executor takes no larger ones, and every
+stage stays on one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rayserve.documents import Loc
+from rayserve.errors import DoesNotFitError, SpecError
+from rayserve.plan import Placement
+from rayserve.planner.memory import Cut
+from rayserve.planner.profile import ModelProfile
+from rayserve.spec import ClusterSpec, NodePool
+
+LABEL_SHARE = 0.001
+"""Amount of an accelerator label to ask for; Ray puts 1 of it on each node."""
+
+
+def choose_cut(
+    spec: ClusterSpec, pool: NodePool, profile: ModelProfile, holds: Callable[[Cut], bool]
+) -> Cut:
+    """Ranks and stages; `auto` is a whole host, and as few hosts as hold the weights.
+
+    Raises:
+        SpecError: the model cannot be cut so, or a stage does not fit on a host.
+    """
+    wanted = spec.parallelism
+    tensor = wanted.tensor if wanted.tensor != "auto" else _whole_host(pool, profile)
+    _check_tensor(spec, pool, profile, tensor)
+    if wanted.pipeline != "auto":
+        cut = Cut(tensor, wanted.pipeline)
+    else:
+        cuts = [Cut(tensor, stages) for stages in range(1, min(pool.hosts, profile.layers) + 1)]
+        cut = next((cut for cut in cuts if holds(cut)), cuts[0])
+    _check_pipeline(spec, pool, profile, cut)
+    return cut
+
+
+def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
+    """The gang of one replica.
+
+    Raises:
+        DoesNotFitError: the pool has fewer gangs than `replicas.max`.
+    """
+    gpus = cut.tensor * cut.pipeline
+    one_host = gpus <= pool.gpus_per_host
+    if one_host:
+        gangs = pool.hosts * (pool.gpus_per_host // gpus)
+    else:
+        gangs = pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
+    if spec.replicas.max > gangs:
+        raise DoesNotFitError(
+            f"{spec.replicas.max} gangs of {gpus} GPUs for replicas.max",
+            found=f"{gangs}, on {pool.hosts} x {pool.gpus_per_host} GPUs",
+            do=f"write max: {gangs}" if gangs else "add hosts",
+            where=spec.where("replicas", "max"),
+        )
+    share = {f"accelerator_type:{label}": LABEL_SHARE} if label else {}
+    bundles = [{"GPU": float(gpus), **share}] if one_host else [{"GPU": 1.0, **share}] * gpus
+    return Placement(
+        tensor_parallel_size=cut.tensor,
+        pipeline_parallel_size=cut.pipeline,
+        strategy="STRICT_PACK" if one_host else "PACK",
+        bundles=bundles,
+        executor="mp" if one_host else "ray",
+        accelerator_type=label,
+    )
+
+
+def _divides(profile: ModelProfile, tensor: int) -> bool:
+    kv_heads = profile.kv_heads
+    return (
+        profile.heads % tensor == 0
+        and (kv_heads % tensor == 0 or tensor % kv_heads == 0 or profile.latent_dim > 0)
+        and profile.padded_vocab % tensor == 0
+    )
+
+
+def _whole_host(pool: NodePool, profile: ModelProfile) -> int:
+    ranks = range(pool.gpus_per_host, 0, -1)
+    return next(tensor for tensor in ranks if _divides(profile, tensor))
+
+
+def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tensor: int) -> None:
+    where = spec.where("parallelism", "tensor")
+    if tensor > pool.gpus_per_host:
+        raise SpecError(
+            "a stage that fits on one host",
+            found=f"tensor: {tensor} on hosts of {pool.gpus_per_host} GPUs",
+            do=f"write tensor: {pool.gpus_per_host}, and `pipeline` for more hosts",
+            where=where,
+        )
+    if not _divides(profile, tensor):
+        works = [n for n in range(1, pool.gpus_per_host + 1) if _divides(profile, n)]
+        raise SpecError(
+            f"tensor that divides {profile.heads} heads, {profile.kv_heads} KV heads and a padded "
+            f"vocabulary of {profile.padded_vocab}",
+            found=str(tensor),
+            do=f"write one of: {', '.join(map(str, works))}",
+            where=where,
+        )
+
+
+def _check_pipeline(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, cut: Cut) -> None:
+    loc: Loc = ("parallelism", "pipeline")
+    if cut.pipeline > profile.layers:
+        raise SpecError(
+            f"at most a stage for each of {profile.layers} layers",
+            found=str(cut.pipeline),
+            do="write auto",
+            where=spec.where(*loc),
+        )
+    if cut.tensor * cut.pipeline <= pool.gpus_per_host:
+        return
+    if pool.gpus_per_host % cut.tensor:
+        raise SpecError(
+            f"tensor that divides the {pool.gpus_per_host} GPUs of a host, for a replica across "
+            "hosts: else a stage would be split",
+            found=str(cut.tensor),
+            do=f"write tensor: {pool.gpus_per_host}",
+            where=spec.where("parallelism", "tensor"),
+        )
+    hosts = -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
+    if hosts > pool.hosts:
+        raise SpecError(
+            f"{hosts} hosts for {cut.pipeline} stages of {cut.tensor} GPUs",
+            found=f"{pool.hosts} in pool {pool.name}",
+            do="lower `pipeline`, or add hosts",
+            where=spec.where(*loc),
+        )

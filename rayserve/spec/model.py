@@ -1,0 +1,334 @@
+"""What may people write in cluster.yml? Every key, its unit, its default and its meaning.
+
+Defaults stand here and nowhere else; `rayserve plan` writes them out in full. The text under each
+field is its documentation and becomes docs/reference.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from rayserve.documents import Document, dotted
+from rayserve.errors import Where
+
+SPEC_KEY = "rayserve_cluster"
+
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1)]
+AutoCount = Annotated[int, Field(ge=1)] | Auto
+Seconds = Annotated[float, Field(gt=0)]
+NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
+HF_ID = r"^$|^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
+PATTERNS = {
+    NAME: "of lower-case letters, digits and inner hyphens, at most 63",
+    MODEL_NAME: "of letters, digits and . _ - /, at most 128",
+    HF_ID: "like organisation/name",
+}
+"""What each pattern asks for, in words."""
+Name = Annotated[str, Field(pattern=NAME)]
+"""Lower-case letters, digits and hyphens: safe in host groups, labels, paths and URLs."""
+ModelName = Annotated[str, Field(pattern=MODEL_NAME)]
+"""What clients put in `model`."""
+Text = Annotated[str, Field(min_length=1)]
+OptionalPath = str
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys and wrong types are errors; values do not change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+class NodePool(Section):
+    """A pool of like hosts."""
+
+    name: Name
+    """Name of the pool; also the Ansible group of its hosts."""
+    hosts: Count
+    """Number of hosts."""
+    gpu: str = ""
+    """GPU model, a key of data/gpus.yml such as `A100-80GB-SXM`; `cpu` for vLLM's CPU engine on
+    logical GPUs; empty for hosts that serve no model."""
+    gpus_per_host: int = Field(default=0, ge=0, le=64)
+    """GPUs of each host; logical ones where `gpu: cpu`."""
+    accelerator_type: str = ""
+    """Ray's accelerator label to ask for, such as `A100`; empty: what Ray detects for `gpu`."""
+
+
+class Model(Section):
+    """The model to serve. Either `path` or `hf_id`."""
+
+    path: OptionalPath = ""
+    """Folder of the checkpoint on every host; absolute where `profile: production`."""
+    hf_id: str = Field(default="", pattern=HF_ID)
+    """Hugging Face id, `organisation/name`; pinned by `revision`."""
+    revision: str = ""
+    """Commit of `hf_id`, so that every host loads the same weights."""
+    served_name: ModelName
+    """The name that clients put in `model`."""
+    config: Text
+    """config.json of the checkpoint, relative to cluster.yml: the plan needs no download."""
+    checkpoint_bytes: int = Field(default=0, ge=0)
+    """Size of the checkpoint's tensors in bytes; 0: estimate it from the shapes and `precision`."""
+
+
+class Precision(Section):
+    """Number formats."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Compute type; auto: the checkpoint's own."""
+    quantization: str = "auto"
+    """vLLM's name of the method, such as `compressed-tensors`; auto: what config.json says."""
+    weight_bits: Literal["auto", 4, 8, 16, 32] = "auto"
+    """Bits of a quantized weight; auto: what config.json says."""
+    kv_cache_dtype: str = "auto"
+    """Type of the KV cache; auto: the compute type."""
+
+
+class Limits(Section):
+    """What one replica holds at once."""
+
+    max_model_len: AutoCount = "auto"
+    """Longest prompt plus answer, in tokens."""
+    max_num_seqs: AutoCount = "auto"
+    """Requests that run at once."""
+    max_num_batched_tokens: AutoCount = "auto"
+    """Tokens in one engine step: more shortens the first token, less steadies the others."""
+    gpu_memory_utilization: float = Field(default=0.92, gt=0, le=0.98)
+    """Share of each GPU's memory that vLLM may take."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """KV cache of each GPU, in GiB; auto: what is left (GPU), or enough for the limits above (cpu)."""
+    max_images: int = Field(default=0, ge=0)
+    """Images in one request, for a model that takes them; 0: none."""
+
+
+class Parallelism(Section):
+    """How one replica is cut over GPUs."""
+
+    tensor: AutoCount = "auto"
+    """Ranks of a stage; auto: all GPUs of a host."""
+    pipeline: AutoCount = "auto"
+    """Stages; auto: one host is one stage, and as few hosts as hold the weights."""
+
+
+class Scheduling(Section):
+    """How the engine orders work."""
+
+    chunked_prefill: bool = True
+    """Cut long prompts, so that running answers do not stall."""
+    prefix_caching: bool = True
+    """Reuse the KV cache of a common beginning, such as a system prompt."""
+    cuda_graphs: Literal["auto"] | bool = "auto"
+    """Replay recorded GPU work: faster tokens, longer start. auto: on for GPUs, off for `cpu`."""
+
+
+class KvOffload(Section):
+    """Where KV blocks go when the GPU is full. Unproven without a GPU: the CPU engine refuses it."""
+
+    cpu_gib: float = Field(default=0, ge=0)
+    """Host memory for KV blocks, in GiB, over all ranks of a replica; 0: off."""
+    nvme_dir: OptionalPath = ""
+    """Folder on a local disk for a second tier below `cpu_gib`; empty: off."""
+
+
+class Sampling(Section):
+    """Sampling where a request says nothing; what a client sends wins."""
+
+    temperature: float = Field(default=0.7, ge=0, le=2)
+    """0: always the likeliest token."""
+    top_p: float = Field(default=0.9, gt=0, le=1)
+    """Share of probability that is sampled from."""
+    top_k: int = Field(default=40, ge=-1)
+    """Number of tokens that are sampled from; -1 or 0: all."""
+    min_p: float = Field(default=0, ge=0, le=1)
+    """Least probability, relative to the likeliest token."""
+    repetition_penalty: float = Field(default=1, gt=0, le=2)
+    """1: none."""
+
+
+class RopeScaling(Section):
+    """Stretches the positions that the model was trained on. Scaling that a checkpoint was trained
+    with (llama3, longrope) stands in its config.json and needs nothing here.
+    """
+
+    rope_type: Literal["linear", "dynamic", "yarn"]
+    """Method."""
+    factor: float = Field(gt=1)
+    """Ratio of the new length to the trained one."""
+    original_max_position_embeddings: Count
+    """Length that the model was trained on, in tokens."""
+
+
+class Chat(Section):
+    """How messages become a prompt, and answers become messages."""
+
+    template_file: OptionalPath = ""
+    """Jinja file on every host; empty: the tokenizer's own. Never inline: Ansible would expand it."""
+    tool_parser: str = ""
+    """vLLM's parser of tool calls, such as `llama3_json`; empty: tools are off."""
+    reasoning_parser: str = ""
+    """vLLM's parser of reasoning text; empty: none."""
+
+
+class Speculative(Section):
+    """A cheap guess that the model checks."""
+
+    method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa", "suffix"]
+    """Who guesses."""
+    model: str = ""
+    """Draft model: a folder on every host or a Hugging Face id; not for ngram, suffix and mtp."""
+    num_tokens: int = Field(ge=1, le=32)
+    """Tokens guessed at a time."""
+
+
+class Adapter(Section):
+    """A LoRA adapter."""
+
+    name: ModelName
+    """The name that clients put in `model`."""
+    path: Text
+    """Folder on every host's local disk."""
+
+
+class Lora(Section):
+    """LoRA adapters, loaded at start; loading at run time is off."""
+
+    adapters: list[Adapter] = []
+    """The adapters."""
+    max_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = 16
+    """Largest rank among them."""
+
+
+class Replicas(Section):
+    """How many replicas of the model run."""
+
+    min: int = Field(default=1, ge=1)
+    """Always."""
+    max: Count = 1
+    """Under load, as far as whole gangs of GPUs are free."""
+    pool: str = ""
+    """Node pool that carries them; empty: the only pool with GPUs."""
+    upscale_delay_s: Seconds = 30
+    """Load must last this long before a replica is added."""
+    downscale_delay_s: Seconds = 600
+    """Calm must last this long before a replica is removed."""
+    target_kv_usage: float = Field(default=0.8, gt=0, le=1)
+    """Share of the KV cache in use above which another replica is asked for."""
+
+
+class Slo(Section):
+    """What users are promised; 0: nothing."""
+
+    ttft_ms: float = Field(default=0, ge=0)
+    """Time to the first token, in ms, median."""
+    tpot_ms: float = Field(default=0, ge=0)
+    """Time per following token, in ms, median."""
+
+
+class Endpoint(Section):
+    """Where Serve listens. Only the gateway is meant for the public."""
+
+    host: str = "127.0.0.1"
+    """Address that Serve's own proxy binds; its HAProxy binds 0.0.0.0 whatever stands here."""
+    port: int = Field(default=8000, ge=1024, le=65535)
+    """TCP port."""
+    ingress: Literal["haproxy", "proxy"] = "haproxy"
+    """haproxy: fast, needs keys; proxy: Serve's own, on `host`."""
+    api_key_file: OptionalPath = ""
+    """File on every host with one API key a line, readable only by the service."""
+
+
+class Door(Section):
+    """Limits at the HTTP door. Changing them does not restart the model."""
+
+    max_queued: int = Field(default=64, ge=0)
+    """Requests that wait beyond max_num_seqs; one more gets 429."""
+    max_body_mib: float = Field(default=8, gt=0, le=1024)
+    """Largest request body, in MiB."""
+    max_tokens: AutoCount = "auto"
+    """Largest `max_tokens` of a request; auto: max_model_len."""
+    max_n: int = Field(default=4, ge=1, le=128)
+    """Largest `n` and `best_of` of a request."""
+    key_concurrency: int = Field(default=0, ge=0)
+    """Requests at once of one key; 0: no limit."""
+    key_tokens_per_minute: int = Field(default=0, ge=0)
+    """Prompt plus generated tokens a minute of one key, each replica for itself; 0: no limit."""
+    retry_after_s: Count = 5
+    """What 429 and 503 answers tell the client to wait, in seconds."""
+    allowed_media_domains: list[Text] = []
+    """Hosts that the engine may fetch images, sound and video from; empty: none at all."""
+
+
+class Timeouts(Section):
+    """Limits in seconds."""
+
+    start_s: Seconds = 1800
+    """Start budget of a replica: from its constructor to ready."""
+    drain_s: Seconds = 600
+    """Longest that a stopping replica may take to finish its streams."""
+    stall_s: Seconds = 60
+    """No engine step for this long, while work is pending, makes a replica suspect."""
+    health_period_s: Seconds = 10
+    """Time between health checks."""
+    health_timeout_s: Seconds = 30
+    """Longest that a health check may take."""
+
+
+class ClusterSpec(Section):
+    """One cluster that serves one model."""
+
+    name: Name
+    """Name of the cluster."""
+    profile: Literal["local", "production"] = "production"
+    """local: relative paths, no keys needed on 127.0.0.1. production: hosts made by Ansible."""
+    state_dir: Text = "/var/lib/rayserve"
+    """Folder on every host for the record of starts."""
+    node_pools: list[NodePool] = Field(min_length=1)
+    """The hosts."""
+    model: Model
+    """The model."""
+    precision: Precision = Precision()
+    limits: Limits = Limits()
+    parallelism: Parallelism = Parallelism()
+    scheduling: Scheduling = Scheduling()
+    kv_offload: KvOffload = KvOffload()
+    sampling: Sampling = Sampling()
+    seed: int = Field(default=0, ge=0, le=2**32 - 1)
+    """Seed of the engine; a request's own seed wins."""
+    rope_scaling: RopeScaling | None = None
+    chat: Chat = Chat()
+    speculative: Speculative | None = None
+    lora: Lora = Lora()
+    replicas: Replicas = Replicas()
+    slo: Slo = Slo()
+    endpoint: Endpoint = Endpoint()
+    door: Door = Door()
+    timeouts: Timeouts = Timeouts()
+    engine_args: dict[str, Any] = {}
+    """Any other argument that the pinned vLLM accepts, by vLLM's own name."""
+    env: dict[str, str | int | float | bool] = {}
+    """Environment variables of the replica's processes, such as NCCL_* and VLLM_*."""
+
+    _document: Document | None = PrivateAttr(default=None)
+
+    @classmethod
+    def from_document(cls, document: Document) -> ClusterSpec:
+        """The spec of a document, which remembers where each key stands.
+
+        Raises:
+            pydantic.ValidationError: a key is unknown, missing or of the wrong type.
+        """
+        spec = cls.model_validate(document.data[SPEC_KEY])
+        spec._document = document  # noqa: SLF001  (its own private attribute)
+        return spec
+
+    def where(self, *loc: str | int) -> Where:
+        """The file and line of a key, for messages."""
+        if self._document is None:
+            return Where("cluster.yml", None, dotted((SPEC_KEY, *loc)))
+        return self._document.where((SPEC_KEY, *loc))

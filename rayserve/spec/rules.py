@@ -1,0 +1,326 @@
+"""Which combinations of well-formed values cannot work? Pure rules over a spec, first problem first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rayserve.documents import Loc
+from rayserve.spec.model import ClusterSpec, NodePool
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+SERVE_PORTS = {
+    8265: "Ray's dashboard",
+    6379: "Ray's head",
+    8404: "HAProxy's statistics",
+    9101: "HAProxy's metrics",
+}
+CLOUD_SCHEMES = ("s3://", "gs://", "abfss://", "azure://", "http://", "https://", "hf://")
+DRAFT_METHODS = {"draft_model", "eagle", "eagle3", "medusa"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A rule that a spec breaks; `loc` is relative to `rayserve_cluster`."""
+
+    loc: Loc
+    needed: str
+    found: str
+    do: str
+
+
+def first_problem(spec: ClusterSpec) -> Problem | None:
+    """The first broken rule, or None."""
+    return next((problem for rule in RULES for problem in rule(spec)), None)
+
+
+def serving_pool(spec: ClusterSpec) -> NodePool:
+    """The node pool that carries the replicas. The rules make sure that there is exactly one."""
+    name = spec.replicas.pool
+    return next(p for p in spec.node_pools if (p.name == name if name else p.gpus_per_host > 0))
+
+
+def _pools(spec: ClusterSpec) -> Iterator[Problem]:
+    names = [pool.name for pool in spec.node_pools]
+    for index, pool in enumerate(spec.node_pools):
+        at: Loc = ("node_pools", index)
+        if names.index(pool.name) != index:
+            yield Problem(
+                (*at, "name"), "pool names that differ", f"`{pool.name}` twice", "rename one"
+            )
+        if pool.gpus_per_host and not pool.gpu:
+            yield Problem(
+                (*at, "gpus_per_host"),
+                f"`gpu` beside gpus_per_host: {pool.gpus_per_host}",
+                "nothing",
+                "add `gpu`, such as A100-80GB-SXM, or `cpu`",
+            )
+        if pool.gpu and not pool.gpus_per_host:
+            yield Problem(
+                (*at, "gpu"),
+                f"`gpus_per_host` beside gpu: {pool.gpu}",
+                "nothing",
+                "add `gpus_per_host: 8`, or remove `gpu`",
+            )
+    with_gpus = [pool.name for pool in spec.node_pools if pool.gpus_per_host]
+    chosen = spec.replicas.pool
+    if not with_gpus:
+        yield Problem(
+            ("node_pools",), "a pool with GPUs", "none", "give one pool `gpu` and `gpus_per_host`"
+        )
+    elif chosen and chosen not in with_gpus:
+        yield Problem(
+            ("replicas", "pool"),
+            "the name of a pool with GPUs",
+            f"`{chosen}`",
+            f"write one of: {', '.join(with_gpus)}",
+        )
+    elif not chosen and len(with_gpus) > 1:
+        yield Problem(
+            ("replicas",),
+            "`replicas.pool`, since several pools have GPUs",
+            "nothing",
+            f"add `pool: {with_gpus[0]}`, or another of {', '.join(with_gpus)}",
+        )
+
+
+def _model(spec: ClusterSpec) -> Iterator[Problem]:
+    model = spec.model
+    if bool(model.path) == bool(model.hf_id):
+        found = "both" if model.path else "neither"
+        yield Problem(
+            ("model",),
+            "either `model.path` or `model.hf_id`",
+            found,
+            "keep one; a folder on every host (`path`) loads fastest",
+        )
+    if model.path.startswith(CLOUD_SCHEMES):
+        yield Problem(
+            ("model", "path"),
+            "a folder on every host's disk",
+            model.path,
+            "stage the weights there first, and write the folder",
+        )
+    if model.revision and model.path:
+        yield Problem(
+            ("model", "revision"),
+            "`revision` only with `hf_id`",
+            f"path: {model.path}",
+            "remove `revision`; a folder has none",
+        )
+    if model.hf_id and not model.revision and spec.profile == "production":
+        yield Problem(
+            ("model", "hf_id"),
+            "`model.revision` beside hf_id in production",
+            "nothing",
+            "add the commit hash, so that every host loads the same weights",
+        )
+
+
+def _paths(spec: ClusterSpec) -> Iterator[Problem]:
+    named: list[tuple[Loc, str]] = [
+        (("model", "path"), spec.model.path),
+        (("chat", "template_file"), spec.chat.template_file),
+        (("endpoint", "api_key_file"), spec.endpoint.api_key_file),
+        (("kv_offload", "nvme_dir"), spec.kv_offload.nvme_dir),
+        (("state_dir",), spec.state_dir),
+    ]
+    adapters: list[tuple[Loc, str]] = [
+        (("lora", "adapters", index, "path"), adapter.path)
+        for index, adapter in enumerate(spec.lora.adapters)
+    ]
+    for loc, path in adapters:
+        if path.startswith(CLOUD_SCHEMES):
+            yield Problem(
+                loc,
+                "a folder on every host's disk",
+                path,
+                "copy the adapter there, and write the folder",
+            )
+    for loc, path in [*named, *adapters]:
+        if "\n" in path or "{" in path:
+            yield Problem(
+                loc,
+                "the path of a file",
+                "text that is not a path",
+                "write the template to a file, and its path here",
+            )
+        if path and spec.profile == "production" and not path.startswith("/"):
+            yield Problem(
+                loc,
+                "an absolute path, since hosts share no working folder",
+                path,
+                f"write /…/{path.lstrip('./')}, or `profile: local`",
+            )
+
+
+def _limits(spec: ClusterSpec) -> Iterator[Problem]:
+    limits = spec.limits
+    step, seqs, length = limits.max_num_batched_tokens, limits.max_num_seqs, limits.max_model_len
+    if isinstance(step, int) and isinstance(seqs, int) and step < seqs:
+        yield Problem(
+            ("limits", "max_num_batched_tokens"),
+            f"at least max_num_seqs ({seqs})",
+            str(step),
+            f"write {max(seqs, 2048)}, or auto",
+        )
+    holds_prompt = isinstance(step, str) or (isinstance(length, int) and step >= length)
+    if not spec.scheduling.chunked_prefill and not holds_prompt:
+        yield Problem(
+            ("limits", "max_num_batched_tokens"),
+            "a step that holds the longest prompt, since chunked_prefill is false",
+            f"{step} tokens for max_model_len {length}",
+            "write auto, or `chunked_prefill: true`",
+        )
+    largest = spec.door.max_tokens
+    if isinstance(largest, int) and isinstance(length, int) and largest > length:
+        yield Problem(
+            ("door", "max_tokens"),
+            f"at most max_model_len ({length})",
+            str(largest),
+            f"write {length}, or auto",
+        )
+
+
+def _replicas(spec: ClusterSpec) -> Iterator[Problem]:
+    if spec.replicas.max < spec.replicas.min:
+        yield Problem(
+            ("replicas", "max"),
+            f"max of at least min ({spec.replicas.min})",
+            str(spec.replicas.max),
+            f"write {spec.replicas.min}",
+        )
+
+
+def _endpoint(spec: ClusterSpec) -> Iterator[Problem]:
+    endpoint = spec.endpoint
+    at = ("endpoint",)
+    if not endpoint.api_key_file:
+        if endpoint.ingress == "haproxy":
+            yield Problem(
+                (*at, "ingress"),
+                "`endpoint.api_key_file`, since HAProxy listens on 0.0.0.0",
+                "no key file",
+                "add api_key_file; or, on a laptop, `ingress: proxy`",
+            )
+        elif spec.profile == "production":
+            yield Problem(
+                at,
+                "`endpoint.api_key_file` in production",
+                "no key file",
+                "add api_key_file, or `profile: local`",
+            )
+        elif endpoint.host not in LOOPBACK:
+            yield Problem(
+                (*at, "host"),
+                "127.0.0.1 where there is no key file",
+                endpoint.host,
+                "write 127.0.0.1, or add api_key_file",
+            )
+    if endpoint.ingress == "haproxy" and endpoint.host not in (*LOOPBACK, "0.0.0.0"):
+        yield Problem(
+            (*at, "host"),
+            "0.0.0.0 with HAProxy, which ignores any other address",
+            endpoint.host,
+            "write 0.0.0.0 and keep the firewall, or use `ingress: proxy`",
+        )
+    if endpoint.port in SERVE_PORTS:
+        yield Problem(
+            (*at, "port"),
+            "a port of its own",
+            f"{endpoint.port}, {SERVE_PORTS[endpoint.port]}",
+            "write 8000",
+        )
+    if 10002 <= endpoint.port <= 19999 or 30000 <= endpoint.port <= 41000:
+        yield Problem(
+            (*at, "port"),
+            "a port outside Ray's own ranges (10002-19999, 30000-41000)",
+            str(endpoint.port),
+            "write 8000",
+        )
+
+
+def _features(spec: ClusterSpec) -> Iterator[Problem]:
+    if spec.kv_offload.nvme_dir and not spec.kv_offload.cpu_gib:
+        yield Problem(
+            ("kv_offload", "nvme_dir"),
+            "`kv_offload.cpu_gib`, the tier above the disk",
+            "0",
+            "add cpu_gib; blocks reach the disk through it",
+        )
+    names = [spec.model.served_name]
+    for index, adapter in enumerate(spec.lora.adapters):
+        if adapter.name in names:
+            yield Problem(
+                ("lora", "adapters", index, "name"),
+                "a name that is not taken",
+                f"`{adapter.name}` again",
+                "rename the adapter",
+            )
+        names.append(adapter.name)
+    guess = spec.speculative
+    if guess is not None and (guess.method in DRAFT_METHODS) != bool(guess.model):
+        wants = "a" if guess.method in DRAFT_METHODS else "no"
+        yield Problem(
+            ("speculative",),
+            f"{wants} `model` with method {guess.method}",
+            guess.model or "none",
+            "add it" if wants == "a" else "remove it",
+        )
+    if not spec.scheduling.prefix_caching and spec.kv_offload.cpu_gib:
+        yield Problem(
+            ("kv_offload", "cpu_gib"),
+            "prefix_caching, which offloading builds on",
+            "prefix_caching: false",
+            "write `prefix_caching: true`, or cpu_gib: 0",
+        )
+
+
+def _cpu(spec: ClusterSpec) -> Iterator[Problem]:
+    if serving_pool(spec).gpu != "cpu":
+        return
+    if spec.kv_offload.cpu_gib:
+        yield Problem(
+            ("kv_offload", "cpu_gib"),
+            "a GPU pool",
+            "gpu: cpu",
+            "remove kv_offload; the CPU engine refuses it",
+        )
+    if spec.scheduling.cuda_graphs is True:
+        yield Problem(
+            ("scheduling", "cuda_graphs"),
+            "a GPU pool",
+            "gpu: cpu",
+            "write auto, or leave the key out",
+        )
+
+
+def _timeouts(spec: ClusterSpec) -> Iterator[Problem]:
+    times = spec.timeouts
+    if times.health_timeout_s >= times.stall_s:
+        yield Problem(
+            ("timeouts", "stall_s"),
+            f"more than health_timeout_s ({times.health_timeout_s:g})",
+            f"{times.stall_s:g}",
+            "raise stall_s: a slow check is not a stall",
+        )
+    if times.stall_s >= times.start_s:
+        yield Problem(
+            ("timeouts", "start_s"),
+            f"more than stall_s ({times.stall_s:g})",
+            f"{times.start_s:g}",
+            "write 1800 for a large model",
+        )
+
+
+RULES: tuple[Callable[[ClusterSpec], Iterator[Problem]], ...] = (
+    _pools,
+    _model,
+    _paths,
+    _limits,
+    _replicas,
+    _endpoint,
+    _features,
+    _cpu,
+    _timeouts,
+)

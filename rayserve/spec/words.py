@@ -1,0 +1,138 @@
+"""How is a field of the spec told to a person: what it takes, what it means, which unit it has?"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from rayserve.spec.model import PATTERNS, Section
+
+SECONDS: dict[str, float] = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+BYTES: dict[str, float] = {
+    "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+UNITS: dict[str, tuple[str, dict[str, float], float]] = {
+    "_s": ("seconds", SECONDS, 1),
+    "_ms": ("milliseconds", SECONDS, 0.001),
+    "_mib": ("MiB", BYTES, 2**20),
+    "_gib": ("GiB", BYTES, 2**30),
+    "_bytes": ("bytes", BYTES, 1),
+    "_len": ("tokens", {"k": 1024, "m": 2**20}, 1),
+    "_tokens": ("tokens", {"k": 1024, "m": 2**20}, 1),
+}
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The most alike of `names`, or an empty string."""
+    known = list(names)
+    beginnings = [item for item in known if name and item.startswith(name)]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.72)
+    return close[0] if close else beginnings[0] if len(beginnings) == 1 else ""
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a field holds, alone or in a list; None for a plain value."""
+    for member in members(field.annotation):
+        leaf = typing.get_args(member)[0] if typing.get_origin(member) is list else member
+        if isinstance(leaf, type) and issubclass(leaf, Section):
+            return leaf
+    return None
+
+
+def members(hint: Any) -> list[Any]:
+    """The branches of a union, without what is annotated to them."""
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return members(typing.get_args(hint)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for arg in typing.get_args(hint) for inner in members(arg)]
+    return [hint]
+
+
+def describe(field: FieldInfo | None, name: str, *, item: bool = False) -> str:
+    """What a field takes: type, unit of its name, bounds. `item`: of an item in it."""
+    if field is None:
+        return "a mapping"
+    metadata = list(field.metadata)
+    hint = field.annotation
+    if item and typing.get_origin(hint) in (list, dict):
+        hint = typing.get_args(hint)[-1]
+    phrases = []
+    for member in _flat(hint, metadata):
+        if typing.get_origin(member) is typing.Literal:
+            phrases += [str(value) for value in typing.get_args(member)]
+        elif member is not type(None):
+            phrases.append(_type_phrase(member, metadata, name))
+    return " or ".join(dict.fromkeys(phrases))
+
+
+def _flat(hint: Any, metadata: list[Any]) -> list[Any]:
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        inner, *extra = typing.get_args(hint)
+        for item in extra:
+            metadata.extend(item.metadata if isinstance(item, FieldInfo) else [item])
+        return _flat(inner, metadata)
+    if origin in (typing.Union, types.UnionType):
+        return [leaf for arg in typing.get_args(hint) for leaf in _flat(arg, metadata)]
+    return [hint]
+
+
+def _type_phrase(member: Any, metadata: list[Any], name: str) -> str:
+    origin = typing.get_origin(member) or member
+    if origin is bool:
+        return "true or false"
+    if origin in (int, float):
+        noun = "a whole number" if origin is int else "a number"
+        unit = next((f" of {unit[0]}" for end, unit in UNITS.items() if name.endswith(end)), "")
+        return noun + unit + _bounds(metadata)
+    if origin is str:
+        return "text" + _pattern(metadata)
+    if origin is list:
+        return "a list"
+    return "a mapping"
+
+
+def _bounds(metadata: list[Any]) -> str:
+    words = {annotated_types.Ge: "ge", annotated_types.Gt: "gt", annotated_types.Le: "le",
+             annotated_types.Lt: "lt"}  # fmt: skip
+    texts = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    found = [(words[type(item)], item) for item in metadata if type(item) in words]
+    parts = [f"{texts[word]} {getattr(item, word)}" for word, item in found]
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+def _pattern(metadata: list[Any]) -> str:
+    for item in metadata:
+        pattern = getattr(item, "pattern", None)
+        if pattern:
+            return f" {PATTERNS[pattern]}"
+        if getattr(item, "min_length", None):
+            return " that is not empty"
+    return ""
+
+
+def meaning(field: FieldInfo | None) -> str:
+    """The first sentence of a field's documentation."""
+    text = (field.description or "" if field is not None else "").replace("\n", " ")
+    return text.partition(". ")[0].rstrip(".")
+
+
+def convert(name: str, text: str) -> float | None:
+    """A number with a unit ("30s", "80GB") in the unit that the key's name ends with."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if match is None:
+        return None
+    for ending, (_, factors, base) in UNITS.items():
+        if name.endswith(ending) and match[2].lower() in factors:
+            number = float(match[1]) * factors[match[2].lower()] / base
+            return round(number, 3)
+    return None

@@ -1,0 +1,143 @@
+"""Is the escape hatch open for what vLLM takes, and shut for what the toolkit owns?"""
+
+from __future__ import annotations
+
+import pytest
+
+from rayserve.engine import VLLM_VERSION, snapshot, validate, validate_env
+from rayserve.engine.owned import OWNED_ARGS, OWNED_ENV, REMOVED_ARGS, env_owner
+from rayserve.errors import EngineArgumentError
+from rayserve.planner.arguments import engine_args
+from tests.golden_specs import SPECS, plan_of
+
+
+def test_snapshot_is_of_the_pinned_version():
+    """The file that is read belongs to the pin."""
+    assert snapshot().version == VLLM_VERSION
+    assert len(snapshot().engine) > 200
+    assert len(snapshot().frontend) > 50
+
+
+def test_every_owned_argument_exists():
+    """The list of owned arguments has no stale name: each is one of the pinned vLLM's."""
+    assert [name for name in OWNED_ARGS if snapshot().find(name) is None] == []
+
+
+def test_every_owned_vllm_variable_exists():
+    """The same for environment variables under vLLM's prefix."""
+    known = snapshot().env | {"VLLM_USAGE_STATS_SERVER"}
+    assert [name for name in OWNED_ENV if name.startswith("VLLM_") and name not in known] == []
+
+
+def test_no_removed_argument_exists():
+    """An argument that is listed as removed is gone indeed."""
+    assert [name for name in REMOVED_ARGS if snapshot().find(name) is not None] == []
+
+
+@pytest.mark.parametrize("name", sorted(OWNED_ARGS))
+def test_owned_argument_is_refused_with_what_to_do(name):
+    """Each owned argument is refused, and the message names the key or the reason."""
+    with pytest.raises(EngineArgumentError) as caught:
+        validate(name, True)
+    assert caught.value.do
+
+
+@pytest.mark.parametrize("name", sorted(OWNED_ENV))
+def test_owned_variable_is_refused_with_what_to_do(name):
+    """Each owned environment variable is refused, and the message says why."""
+    with pytest.raises(EngineArgumentError) as caught:
+        validate_env(name, "1")
+    assert caught.value.do
+
+
+def test_every_argument_that_the_planner_sets_is_owned():
+    """What the planner sets cannot be set a second time in engine_args."""
+    written = {"max_logprobs", "compilation_config", "enable_force_include_usage",
+               "enable_expert_parallel"}  # fmt: skip
+    for path in SPECS:
+        replica = plan_of(path).replica
+        names = {item.name for item in [*replica.engine_args, *replica.frontend_args]}
+        assert names - written <= OWNED_ARGS.keys()
+    assert engine_args.__doc__
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("max_logprobs", 5),
+        ("async_scheduling", True),
+        ("block_size", 32),
+        ("attention_backend", "FLASHINFER"),
+        ("compilation_config", {"cudagraph_capture_sizes": [1, 2]}),
+        ("cudagraph_capture_sizes", [1, 2, 4]),
+        ("performance_mode", "interactivity"),
+        ("load_format", "dummy"),
+        ("kv_cache_metrics_sample", 1),
+        ("enable_force_include_usage", True),
+        ("response_role", "assistant"),
+        ("default_chat_template_kwargs", {"enable_thinking": False}),
+    ],
+)
+def test_accepted(name, value):
+    """Arguments of engine and OpenAI server pass with a value of their type."""
+    validate(name, value)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("max_logprobs", True),
+        ("max_logprobs", 1.5),
+        ("async_scheduling", "yes"),
+        ("async_scheduling", 1),
+        ("performance_mode", "fast"),
+        ("cudagraph_capture_sizes", 4),
+        ("compilation_config", [1]),
+        ("response_role", 5),
+        ("max_logprobs", None),
+    ],
+)
+def test_refused_value(name, value):
+    """A value of the wrong type, or beyond a closed set, is refused."""
+    with pytest.raises(EngineArgumentError, match=name):
+        validate(name, value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NCCL_DEBUG",
+        "NCCL_IB_HCA",
+        "VLLM_LOGGING_LEVEL",
+        "TOKENIZERS_PARALLELISM",
+        "OMP_NUM_THREADS",
+    ],
+)
+def test_accepted_variable(name):
+    """Tuning variables pass."""
+    validate_env(name, "1")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "OPENAI_API_KEY", "S3_ACCESS_KEY_ID"],
+)
+def test_secret_variable_is_sent_to_the_vault(name):
+    """Whatever is named like a secret has no place in a plan."""
+    with pytest.raises(EngineArgumentError, match=r"secrets\.yml"):
+        validate_env(name, "x")
+
+
+def test_what_the_planner_sets_in_the_environment_is_owned():
+    """`env` cannot undo a switch of the plan; only the CPU engine's threads may be tuned."""
+    tunable = {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"}
+    for path in SPECS:
+        names = {item.name for item in plan_of(path).replica.env if item.reason}
+        assert names
+        assert {name for name in names if not env_owner(name)} <= tunable
+
+
+def test_a_value_with_a_line_break_is_refused():
+    """An environment file has one line a variable."""
+    with pytest.raises(EngineArgumentError, match="one line"):
+        validate_env("NCCL_DEBUG", "a\nb")

@@ -1,0 +1,269 @@
+"""Does the planner lay a model out as it must, and do its estimates agree with exact arithmetic?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayserve.errors import RayserveError, Where
+from rayserve.planner import build_plan
+from rayserve.planner.catalogue import GIB, gpus, ray_labels
+from rayserve.planner.memory import Cut, kv_bytes_per_token, weights_bytes
+from rayserve.planner.profile import read_profile, scaled_bits
+from rayserve.spec import parse_spec
+from tests.bad_specs import CASES, CONFIG, ROOT
+
+CONFIGS = ROOT / "tests" / "golden" / "configs"
+BASE = yaml.safe_load(CASES.read_text())["base"]
+MODEL = json.loads(CONFIG.read_text())
+HERE = Where("config.json")
+
+
+def config(name: str):
+    """A config.json of the golden specs."""
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+def plan(add: str = "", model=None, **swaps: str):
+    """The plan of the base spec with changes: sections added, values replaced."""
+    tree = yaml.safe_load(BASE + add)
+    text = yaml.safe_dump(tree)
+    for old, new in swaps.items():
+        text = text.replace(old, new)
+    return build_plan(parse_spec(text, "cluster.yml"), model or MODEL, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    "name, cut, gib",
+    [
+        ("llama-405b-w4a16", Cut(8, 1), 25.14),
+        ("llama-405b", Cut(8, 1), 94.5),
+        ("llama-70b", Cut(1, 1), 131.42),
+    ],
+)
+def test_weights_are_near_a_count_of_the_tensors(name, cut, gib):
+    """Weights of a rank agree within 0.5 % with a count of the tensors, which is no measurement."""
+    profile = read_profile(config(name), HERE)
+    assert weights_bytes(profile, cut, 0) / GIB == pytest.approx(gib, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "name, tensor, expected",
+    [
+        ("llama-405b", 1, 516096),
+        ("llama-405b", 8, 64512),
+        ("llama-70b", 4, 81920),
+        ("qwen3-235b-fp8", 4, 48128),
+        ("qwen3-235b-fp8", 8, 48128),
+    ],
+)
+def test_kv_bytes_per_token(name, tensor, expected):
+    """KV bytes a token and rank follow vLLM's page formula, copied heads included."""
+    profile = read_profile(config(name), HERE)
+    assert kv_bytes_per_token(profile, Cut(tensor, 1), "auto") == expected
+    assert kv_bytes_per_token(profile, Cut(tensor, 1), "fp8") == expected // 2
+
+
+def test_mla_cache_is_the_same_on_every_rank():
+    """A latent cache is not cut by tensor parallelism."""
+    profile = read_profile(config("deepseek-v3"), HERE)
+    assert kv_bytes_per_token(profile, Cut(8, 1), "auto") == 61 * 576 * 2
+    assert kv_bytes_per_token(profile, Cut(1, 1), "auto") == 61 * 576 * 2
+
+
+def test_a_checkpoint_size_replaces_the_shapes():
+    """With a given size the ranks share exactly that, no less."""
+    profile = read_profile(config("llama-70b"), HERE)
+    share = weights_bytes(profile, Cut(4, 1), 141_107_412_992)
+    assert share == pytest.approx(141_107_412_992 / 4, rel=0.005)
+    assert share >= 141_107_412_992 // 4
+
+
+def test_the_example_leaves_the_computed_cache():
+    """405B W4A16 on eight A100-80GB leaves 44 GiB and 736,000 tokens: computed, not measured."""
+    memory = plan().memory
+    assert memory.model == "simple"
+    assert memory.kv_bytes / GIB == pytest.approx(44, abs=1)
+    assert memory.kv_tokens == pytest.approx(736_000, rel=0.02)
+    assert any("simple estimate" in note for note in plan().notes)
+
+
+@pytest.mark.parametrize("bits, group, expected", [(4, 128, 4.125), (8, 0, 8), (4, 32, 4.5)])
+def test_scales_count(bits, group, expected):
+    """A group's 16-bit scale is spread over its weights."""
+    assert scaled_bits(bits, group) == expected
+
+
+@pytest.mark.parametrize(
+    "quantization, bits",
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4.125),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4),
+        (None, 16),
+    ],
+)
+def test_bits_come_from_the_checkpoint(quantization, bits):
+    """The bits of a weight are what config.json says of its quantization."""
+    profile = read_profile({**config("llama-70b"), "quantization_config": quantization}, HERE)
+    assert profile.weight_bits == bits
+
+
+def test_auto_is_a_whole_host():
+    """Without a wish a replica takes all GPUs of a host, and one host when that holds it."""
+    placement = plan().replica.placement
+    assert (placement.tensor_parallel_size, placement.pipeline_parallel_size) == (8, 1)
+
+
+def test_auto_takes_as_few_hosts_as_hold_the_weights():
+    """16-bit weights of 405B need two hosts: two stages, one-GPU bundles, Ray's executor."""
+    model = {k: v for k, v in MODEL.items() if k != "quantization_config"}
+    placement = plan(model=model).replica.placement
+    assert (placement.tensor_parallel_size, placement.pipeline_parallel_size) == (8, 2)
+    assert placement.executor == "ray"
+    assert [bundle["GPU"] for bundle in placement.bundles] == [1.0] * 16
+
+
+def test_two_stages_on_one_host_are_one_bundle():
+    """TP 4 x PP 2 fits a host, so it is one gang of child processes."""
+    placement = plan("  parallelism: {tensor: 4, pipeline: 2}\n").replica.placement
+    assert placement.executor == "mp"
+    assert [bundle["GPU"] for bundle in placement.bundles] == [8.0]
+
+
+def test_auto_skips_ranks_that_do_not_divide():
+    """On a host of six GPUs a model of 128 heads takes four, and the plan says that two idle."""
+    made = plan(**{"gpus_per_host: 8": "gpus_per_host: 6"})
+    assert made.replica.placement.tensor_parallel_size == 4
+    assert "2 of 6 GPUs of each host stay unused." in made.notes
+
+
+@pytest.mark.parametrize("hosts, tensor, most", [(2, 8, 2), (2, 4, 4), (1, 2, 4)])
+def test_gangs_bound_the_replicas(hosts, tensor, most):
+    """replicas.max may be as many as whole gangs, and not one more."""
+    model = config("llama-70b") if tensor == 2 else MODEL
+    add = f"  parallelism: {{tensor: {tensor}}}\n  replicas: {{max: {most}}}\n"
+    swaps = {"hosts: 2": f"hosts: {hosts}"}
+    assert plan(add, model, **swaps).scaling.max_replicas == most
+    with pytest.raises(RayserveError, match=f"write max: {most}"):
+        plan(add.replace(f"max: {most}", f"max: {most + 1}"), model, **swaps)
+
+
+def test_reasons_stand_where_the_planner_chose():
+    """A chosen value says why; a written one says nothing."""
+    items = {item.name: item for item in plan().replica.engine_args}
+    assert items["max_model_len"].reason == ""
+    assert "latency first" in items["max_num_seqs"].reason
+    assert items["max_num_batched_tokens"].value == 2048
+    assert "A100-80GB-SXM" in items["max_num_batched_tokens"].reason
+
+
+def test_auto_length_leaves_room_for_several_sequences():
+    """An auto max_model_len is halved until eight full sequences fit."""
+    made = plan(**{"max_model_len: 16384": "max_model_len: auto"})
+    assert made.replica.engine_arguments()["max_model_len"] == 65536
+    assert made.memory.max_concurrency >= 8
+
+
+def test_whole_prompts_without_chunks():
+    """With chunked prefill off, an auto step grows to the longest prompt."""
+    args = plan("  scheduling: {chunked_prefill: false}\n").replica.engine_arguments()
+    assert args["max_num_batched_tokens"] == args["max_model_len"] == 16384
+
+
+def test_a_tight_fit_is_said():
+    """Where only the bound fits, the plan stands but warns that vLLM may refuse."""
+    tight = plan(**{"max_model_len: 16384": "gpu_memory_utilization: 0.33"})
+    assert tight.memory.kv_tokens == 0
+    assert any(note.startswith("Tight") for note in tight.notes)
+    assert not any(note.startswith("Tight") for note in plan().notes)
+
+
+def test_long_streams_are_told():
+    """Where a promised answer outlasts the drain limit, the plan says so."""
+    notes = plan("  slo: {tpot_ms: 60}\n").notes
+    assert any("983 s" in note and "drain_s (600)" in note for note in notes)
+
+
+@pytest.mark.parametrize("image_config", [{"text_config": MODEL}])
+def test_images_are_limited(image_config):
+    """A multimodal model gets an explicit limit of images, none by default."""
+    args = plan(model=image_config).replica.engine_arguments()
+    assert args["limit_mm_per_prompt"] == {"image": 0, "video": 0, "audio": 0}
+
+
+def test_every_catalogue_gpu_has_a_label_that_ray_knows():
+    """The catalogue names only labels of Ray's own list, and none that Ray never adds."""
+    for gpu in gpus().values():
+        assert ray_labels()[gpu.label] == ""
+        assert 16 < gpu.memory_gib < 300
+
+
+def test_every_catalogue_figure_has_a_source():
+    """Each number in gpus.yml says where it comes from."""
+    lines = (ROOT / "rayserve" / "data" / "gpus.yml").read_text().splitlines()
+    figures = [line for line in lines if line.startswith("  ")]
+    known = ("vllm-log", "ray", "cuda", "vllm", "driver")
+    assert len(figures) == 4 * len(gpus())
+    assert all(line.partition("#")[2].strip().startswith(known) for line in figures)
+
+
+def test_the_plan_is_a_function_of_its_input():
+    """The same spec gives the same plan; another seed gives another revision."""
+    assert plan() == plan()
+    assert plan("  seed: 1\n").revision != plan().revision
+
+
+def test_the_planner_is_pure():
+    """No module that decides imports a clock, a process, a socket, or a heavy library."""
+    banned = ("import time", "import os", "subprocess", "socket", "import ray", "import vllm",
+              "import torch", "datetime", "requests")  # fmt: skip
+    folder = ROOT / "rayserve"
+    paths = [*(folder / "planner").glob("*.py"), *(folder / "spec").glob("*.py"),
+             folder / "documents.py", folder / "engine" / "arguments.py",
+             folder / "engine" / "owned.py"]  # fmt: skip
+    assert len(paths) > 12
+    for path in paths:
+        imports = [line for line in _imports(path) if line.startswith(("import ", "from "))]
+        assert not [line for line in imports if any(word in line for word in banned)], path
+
+
+def _imports(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text().splitlines()]
+
+
+WILD = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**9), st.text(max_size=5),
+                 st.lists(st.integers(), max_size=2), st.floats(allow_nan=False))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quantization_config": {"config_groups": {"a": 3}}},
+        {"quantization_config": {"config_groups": {"a": {"weights": [1]}}}},
+        {"quantization_config": {"quant_method": "gptq", "bits": "four"}},
+        {"head_dim": None, "num_attention_heads": 10**9},
+        {"text_config": 3},
+        {"rope_parameters": [1]},
+        {"layer_types": 3},
+    ],
+)
+def test_odd_config_json_is_refused_or_read(change):
+    """Shapes that no checkpoint has end in a message, never in a traceback."""
+    with contextlib.suppress(RayserveError):
+        assert plan(model={**MODEL, **change}).memory is not None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(MODEL)), WILD)
+def test_any_config_json_gives_a_plan_or_an_error_of_ours(key, value):
+    """A broken config.json ends in a message, never in a traceback."""
+    with contextlib.suppress(RayserveError):
+        assert plan(model={**MODEL, key: value}).memory is not None

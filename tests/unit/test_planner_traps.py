@@ -1,0 +1,212 @@
+"""Is every silent trap of Ray Serve and vLLM impossible by construction, or refused?
+
+A silent trap is a setting that is accepted and then ignored, waits for ever, cuts a stream or opens
+a door, without a word. Each has a test here that names it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from rayserve.errors import EngineArgumentError, SpecError
+from rayserve.planner import build_plan
+from rayserve.serve_config import serve_config
+from rayserve.spec import parse_spec
+from tests.bad_specs import CASES, CONFIG
+from tests.golden_specs import SPECS, plan_of
+
+BASE = yaml.safe_load(CASES.read_text())["base"]
+MODEL = json.loads(CONFIG.read_text())
+
+
+def plan(add: str = "", swap: tuple[str, str] = ("", "")):
+    """The plan of the base spec with a change."""
+    text = BASE.replace(*swap) if swap[0] else BASE
+    return build_plan(parse_spec(text + add, "cluster.yml"), MODEL, "0" * 64)
+
+
+def environment(**changes):
+    """The environment of the Ray nodes as a mapping."""
+    return {item.name: item.value for item in plan(**changes).environment}
+
+
+def test_trap_label_that_no_node_carries():
+    """Ray accepts accelerator_type A100-80G and waits for ever: we refuse it and ask for A100."""
+    swap = ("gpus_per_host: 8", "gpus_per_host: 8\n      accelerator_type: A100-80G")
+    with pytest.raises(SpecError, match="wait for ever"):
+        plan(swap=swap)
+    assert plan().replica.placement.bundles == [{"GPU": 8.0, "accelerator_type:A100": 0.001}]
+
+
+def test_trap_gang_spread_over_hosts():
+    """Serve's LLM default PACK may split a TP group over half-busy hosts: ours is STRICT_PACK."""
+    for path in SPECS:
+        placement = plan_of(path).replica.placement
+        if placement.executor == "mp":
+            assert placement.strategy == "STRICT_PACK"
+            assert len(placement.bundles) == 1
+            assert placement.bundles[0]["GPU"] == placement.gpus
+
+
+def test_trap_executor_left_to_vllm():
+    """Inside a placement group vLLM would choose Ray's executor: the plan always says which."""
+    for path in SPECS:
+        placement = plan_of(path).replica.placement
+        one_host = len(placement.bundles) == 1
+        assert placement.executor == ("mp" if one_host else "ray")
+    with pytest.raises(EngineArgumentError):
+        plan("  engine_args:\n    distributed_executor_backend: ray\n")
+
+
+def test_trap_target_of_a_billion_requests():
+    """ray.serve.llm never scales, since its target is 1e9: ours is below what a replica runs."""
+    made = plan()
+    assert 0 < made.scaling.target_in_flight <= made.door.max_in_flight == 32
+    override = serve_config(made)["applications"][0]["deployments"][0]
+    assert override["max_ongoing_requests"] < 10_000
+
+
+def test_trap_engine_start_limit_of_600_seconds():
+    """vLLM gives up after 600 s whatever the start budget: the plan raises its limit to the budget."""
+    made = plan("  timeouts:\n    start_s: 1800\n")
+    env = {item.name: item.value for item in made.replica.env}
+    assert env["VLLM_ENGINE_READY_TIMEOUT_S"] == "1800"
+    assert made.replica.start_timeout_s == 1800
+
+
+def test_trap_stream_batching():
+    """ray.serve.llm batches tokens for 50 ms: our Serve config runs our own app, with no such knob."""
+    text = json.dumps(serve_config(plan()))
+    assert "rayserve.app:build" in text
+    assert "ray.serve.llm" not in text
+    assert "stream_batching" not in text
+
+
+@pytest.mark.parametrize(
+    "add",
+    ["  engine_args:\n    api_key: [secret]\n", "  env:\n    VLLM_API_KEY: secret\n"],
+    ids=["argument", "variable"],
+)
+def test_trap_api_key_that_nobody_checks(add):
+    """Serve ignores api_key and vLLM leaves paths open: both are refused; the door has a file."""
+    with pytest.raises(EngineArgumentError, match=r"endpoint\.api_key_file"):
+        plan(add)
+
+
+def test_trap_haproxy_on_every_address():
+    """HAProxy binds 0.0.0.0 without TLS: it needs keys, and the plan says what it binds."""
+    with pytest.raises(SpecError, match=r"0\.0\.0\.0"):
+        plan(swap=("    api_key_file: /etc/rayserve/api_keys", "    ingress: haproxy"))
+    made = plan(swap=("    api_key_file", "    host: 127.0.0.1\n    api_key_file"))
+    assert made.endpoint.host == "0.0.0.0"
+    assert any("without TLS" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("drain_s", [30, 600, 4000])
+def test_trap_haproxy_cuts_old_streams(drain_s):
+    """A reload kills streams older than HAProxy's hard stop (120 s): ours lies above the drain limit."""
+    env = environment(add=f"  timeouts:\n    drain_s: {drain_s}\n")
+    hard_stop_s = int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+    assert hard_stop_s > drain_s
+    assert int(env["RAY_SERVE_PORT_QUARANTINE_S"]) > hard_stop_s
+    assert int(env.get("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", 3600)) >= drain_s
+
+
+def test_trap_stream_cut_after_20_seconds():
+    """Serve stops a replica after 20 s: the drain limit of the plan takes that place."""
+    override = serve_config(plan())["applications"][0]["deployments"][0]
+    assert override["graceful_shutdown_timeout_s"] == 600
+
+
+def test_trap_hung_replica_drains():
+    """Serve drains even a hung replica, which keeps its GPUs: force-stop is on."""
+    assert environment()["RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"] == "1"
+
+
+def test_trap_idle_replica_takes_30_seconds_to_stop():
+    """Behind HAProxy every stop takes 30 s: the floor is lowered, never above the drain limit."""
+    assert environment()["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "5"
+    short = environment(add="  timeouts:\n    drain_s: 2\n")
+    assert short["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "2"
+
+
+def test_trap_scaling_edit_restarts_the_model():
+    """Scaling settings inside `args` restart a replica: they, and all limits, stand in the override."""
+    first = serve_config(plan())["applications"][0]
+    changed = plan(
+        "  replicas:\n    max: 2\n  door:\n    max_queued: 1\n  timeouts:\n    drain_s: 60\n"
+    )
+    second = serve_config(changed)["applications"][0]
+    assert first["args"]["replica"] == second["args"]["replica"]
+    assert first["deployments"] != second["deployments"]
+    assert changed.revision == plan().revision
+
+
+@pytest.mark.parametrize("port", [8265, 6379, 8404, 9101])
+def test_trap_open_dashboard(port):
+    """Nothing of ours listens on a port of Ray's open dashboard and HAProxy's statistics."""
+    with pytest.raises(SpecError, match="a port of its own"):
+        plan(swap=("    api_key_file", f"    port: {port}\n    api_key_file"))
+
+
+def test_trap_engine_shutdown_without_drain():
+    """vLLM's shutdown_timeout is 0 without a word: it is ours, stands in the plan, and says why."""
+    item = next(i for i in plan().replica.engine_args if i.name == "shutdown_timeout")
+    assert "drain" in item.reason
+    with pytest.raises(EngineArgumentError, match=r"timeouts\.drain_s"):
+        plan("  engine_args:\n    shutdown_timeout: 30\n")
+
+
+def test_trap_lora_from_the_cloud_alone():
+    """Serve's LoRA takes cloud addresses alone; ours takes local folders alone."""
+    add = "  lora:\n    adapters:\n      - {name: a, path: PATH}\n"
+    assert plan(add.replace("PATH", "/srv/a")).replica.lora_adapters[0].path == "/srv/a"
+    with pytest.raises(SpecError, match="every host's disk"):
+        plan(add.replace("PATH", "s3://b/a"))
+
+
+def test_trap_empty_list_of_media_domains():
+    """vLLM takes an empty list of media domains for all of them: none is a domain that cannot be."""
+    args = plan().replica.engine_arguments()
+    assert args["allowed_media_domains"] == ["no-media.invalid"]
+    env = {item.name: item.value for item in plan().replica.env}
+    assert env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+def test_trap_sampling_from_a_file_of_the_checkpoint():
+    """generation_config.json would change sampling behind the plan: only the plan's values count."""
+    args = plan().replica.engine_arguments()
+    assert args["generation_config"] == "vllm"
+    assert args["override_generation_config"] == {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
+
+
+def test_trap_default_length_of_an_answer_is_a_cap():
+    """A max_new_tokens default would cap what clients ask for, so there is none."""
+    assert "max_new_tokens" not in plan().replica.engine_arguments()["override_generation_config"]
+
+
+def test_trap_inherited_switches():
+    """Dangerous switches are set off in the replica, whatever its host's environment says."""
+    env = {item.name: item.value for item in plan().replica.env}
+    assert env["VLLM_SERVER_DEV_MODE"] == "0"
+    assert env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "0"
+    assert env["DO_NOT_TRACK"] == env["VLLM_NO_USAGE_STATS"] == "1"
+    assert environment()["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_trap_replica_that_can_never_be_placed():
+    """More replicas than whole gangs would stay pending for ever: refused with the number."""
+    from rayserve.errors import DoesNotFitError
+
+    with pytest.raises(DoesNotFitError, match="write max: 2"):
+        plan("  replicas:\n    max: 3\n")
+
+
+def test_no_secret_in_plan_or_serve_config():
+    """Of the keys only the file's name crosses to plan and Serve config."""
+    text = json.dumps(serve_config(plan())) + json.dumps(plan().as_dict())
+    assert "/etc/rayserve/api_keys" in text
+    assert "HF_TOKEN" not in text

@@ -1,0 +1,147 @@
+"""Is a wrong cluster.yml refused with one helpful message, and a right one read as written?"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayserve.documents import MAX_BYTES, load_document
+from rayserve.errors import SpecError
+from rayserve.spec import ClusterSpec, parse_spec
+from rayserve.spec.rules import RULES
+from tests.bad_specs import CASES, ROOT, load
+
+BAD = load()
+BASE = yaml.safe_load(CASES.read_text())["base"]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
+def test_bad_spec_is_refused(case):
+    """One mistake gives one error of the right kind, on the right line, that says what to do."""
+    error = case.refusal()
+    assert error is not None, "the spec passed"
+    assert type(error).__name__ == case.error
+    assert case.expect in error.message()
+    assert error.needed
+    assert error.found
+    assert error.do
+    assert error.where is not None
+    if case.line is not None:
+        assert error.where.line == case.line
+
+
+def test_the_table_of_bad_specs_covers_what_it_should():
+    """Enough distinct mistakes, each told apart by its own message."""
+    assert len(BAD) >= 100
+    assert len({case.name for case in BAD}) == len(BAD)
+    needed = {error.needed for case in BAD if (error := case.refusal()) is not None}
+    assert len(needed) >= 60
+
+
+def test_every_rule_has_a_bad_spec():
+    """No rule stands untested: each is the first that some spec of the table breaks."""
+    broken = {rule.__name__ for case in BAD for rule in _first_broken(case.text)}
+    assert broken == {rule.__name__ for rule in RULES}
+
+
+def _first_broken(text: str) -> list[Any]:
+    try:
+        spec = ClusterSpec.from_document(load_document(text, "cluster.yml"))
+    except (KeyError, ValueError, SpecError):
+        return []  # refused before any rule
+    broken = (rule for rule in RULES if next(rule(spec), None) is not None)
+    return [rule for rule in [next(broken, None)] if rule is not None]
+
+
+def test_good_spec_is_read_as_written():
+    """Values stand where they were written; the rest has defaults."""
+    spec = parse_spec(BASE, "cluster.yml")
+    assert spec.limits.max_model_len == 16384
+    assert spec.limits.max_num_seqs == "auto"
+    assert spec.node_pools[0].gpus_per_host == 8
+    assert spec.endpoint.ingress == "haproxy"
+    assert spec.where("limits", "max_model_len").line == 14
+    assert spec.where("limits", "max_num_seqs").line == 13
+
+
+def test_a_spec_does_not_change():
+    """A spec is a value: nobody rewrites it after it was checked."""
+    spec = parse_spec(BASE, "cluster.yml")
+    with pytest.raises(ValueError, match="frozen"):
+        spec.seed = 3
+
+
+@pytest.mark.parametrize("name", ["demo", "example"])
+def test_shipped_specs_are_good(name):
+    """The specs that we ship parse."""
+    path = ROOT / "inventories" / name / "group_vars" / "all" / "cluster.yml"
+    assert parse_spec(path.read_text(), str(path)).name == name
+
+
+def test_the_example_samples_coolly():
+    """The example ships temperature <= 1 and a low top_p and top_k."""
+    path = ROOT / "inventories" / "example" / "group_vars" / "all" / "cluster.yml"
+    sampling = parse_spec(path.read_text(), str(path)).sampling
+    assert sampling.temperature <= 1
+    assert sampling.top_p <= 0.5
+    assert 0 < sampling.top_k <= 20
+
+
+def test_a_huge_file_is_refused_before_it_is_parsed():
+    """Size is checked first, so that a hostile file costs nothing."""
+    with pytest.raises(SpecError, match="256 KiB"):
+        load_document("a: " + "x" * MAX_BYTES, "cluster.yml")
+
+
+def test_secrets_do_not_fit_in_a_spec():
+    """There is a file of keys, and no key for a key."""
+    assert "api_key" not in ClusterSpec.model_json_schema()["$defs"]["Endpoint"]["properties"]
+
+
+def test_every_key_is_documented():
+    """The reference is made of these texts, so none may be missing."""
+
+    def walk(model):
+        for name, field in model.model_fields.items():
+            inner = field.annotation
+            assert field.description or hasattr(inner, "model_fields") or "|" in str(inner), name
+            if hasattr(inner, "model_fields"):
+                assert inner.__doc__
+                walk(inner)
+
+    walk(ClusterSpec)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_gives_a_spec_error_or_a_spec(text):
+    """No text, however odd, ends in anything but a SpecError."""
+    with pytest.raises(SpecError):
+        parse_spec(text, "cluster.yml")
+
+
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.dates(),
+    st.lists(st.integers(), max_size=3), st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_value_in_any_place_gives_a_spec_error_or_a_spec(data):
+    """A good spec with one value replaced by anything is read, or refused with a SpecError."""
+    tree = yaml.safe_load(BASE)
+    node = tree["rayserve_cluster"]
+    keys = [*node, "sampling", "lora", "env", "engine_args", "timeouts", "rope_scaling"]
+    key = data.draw(st.sampled_from(keys))
+    inner = node.get(key)
+    if isinstance(inner, dict) and data.draw(st.booleans()):
+        node, key = inner, data.draw(st.sampled_from(list(inner)))
+    node[key] = data.draw(LEAVES)
+    with contextlib.suppress(SpecError):
+        assert parse_spec(yaml.safe_dump(tree, allow_unicode=True), "cluster.yml").name
