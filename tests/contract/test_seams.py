@@ -1,0 +1,95 @@
+"""Do the places where we reach into Ray and vLLM look as we expect in the pinned versions?
+
+None of them is public, so an upgrade may move them without a word: then these tests say which.
+"""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+
+import pytest
+
+
+def test_serve_sets_the_flag_that_the_drain_probe_reads():
+    """The replica has `_shutting_down`, and sets it first of all when it is told to stop."""
+    from ray.serve._private.replica import Replica, ReplicaActor
+
+    begin = inspect.getsource(Replica._perform_graceful_shutdown)
+    assert begin.index("self._shutting_down = True") < begin.index("await ")
+    assert "self._shutting_down = False" in inspect.getsource(Replica.__init__)
+    assert "self._replica_impl" in inspect.getsource(ReplicaActor.__init__)
+
+
+def test_the_drain_probe_finds_nothing_outside_of_a_replica():
+    """A process that runs no replica is never draining."""
+    from rayserve.serving.drain import drain_probe
+
+    assert drain_probe()() is False
+
+
+def test_the_engine_core_is_started_the_way_that_its_module_is_told():
+    """`vllm.v1.engine.utils` looks `get_mp_context` up by name when it starts the engine core."""
+    from vllm.v1.engine import utils
+
+    from rayserve.serving.prefork import engine_core_forked
+
+    source = inspect.getsource(utils.CoreEngineProcManager.__init__)
+    assert "context = get_mp_context()" in source
+    before = utils.get_mp_context
+    with engine_core_forked():
+        assert utils.get_mp_context() is multiprocessing.get_context("forkserver")
+    assert utils.get_mp_context is before
+
+
+def test_the_preloaded_modules_exist():
+    """Python's fork server ignores a module that it cannot import, and starts slowly without it."""
+    from importlib.util import find_spec
+
+    from rayserve.serving import prefork
+
+    for module in [*prefork._COMMON, *prefork._WORKER.values()]:
+        assert find_spec(module) is not None, module
+
+
+def test_vllm_still_logs_the_messages_that_the_ledger_reads():
+    """Each message prefix stands in vLLM's source, and its seconds where the ledger looks."""
+    from pathlib import Path
+
+    import vllm
+
+    from rayserve.serving.ledger import ENGINE_MESSAGES
+
+    root = Path(vllm.__file__).parent
+    folders = [root / "v1", root / "model_executor" / "model_loader"]
+    text = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    for prefix in ENGINE_MESSAGES:
+        assert prefix in text, prefix
+
+
+def test_the_cpu_engine_refuses_the_ray_executor():
+    """Why TP x PP over hosts is proven here for placement only: vLLM's CPU platform names no Ray device."""
+    from vllm.platforms import current_platform
+    from vllm.v1.executor import ray_utils
+
+    assert current_platform.ray_device_key == ""
+    source = inspect.getsource(ray_utils.initialize_ray_cluster)
+    assert "does not support ray" in source
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "RAY_SERVE_ENABLE_HA_PROXY",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
+        "RAY_SERVE_PORT_QUARANTINE_S",
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD",
+    ],
+)
+def test_serve_reads_the_variables_that_a_plan_sets(variable):
+    """A variable that Serve no longer reads would be set in vain."""
+    from ray.serve._private import constants
+
+    assert f'"{variable}"' in inspect.getsource(constants)

@@ -1,0 +1,188 @@
+"""Do `serve run` and the generated config start the product, and refuse bad arguments in one message?"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rayserve.plan import PLAN_KEY
+from rayserve.serve_config import serve_config
+from tests.ray_cluster import RayCluster, free_port, wait_until
+from tests.served import first_token, make_plan
+
+SERVE = str(Path(sys.executable).with_name("serve"))
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """One model and one plan for all tests here."""
+    with tempfile.TemporaryDirectory(prefix="rsr-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def plan(folder):
+    """A plan without keys, which is only allowed on loopback through Serve's own proxy."""
+    made = make_plan(folder, endpoint={"ingress": "proxy", "api_key_file": None})
+    (folder / "plan.yml").write_text(yaml.safe_dump({PLAN_KEY: made.as_dict()}, sort_keys=False))
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster(plan):
+    """A Ray with no environment prepared at all."""
+    with RayCluster(num_gpus=plan.replica.placement.gpus, num_cpus=4) as running:
+        yield running
+
+
+def serve_run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """Run `serve run …` to its end."""
+    return subprocess.run(
+        [SERVE, "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), **(env or {})},
+    )
+
+
+def refusal(result: subprocess.CompletedProcess) -> str:
+    """The one readable message of a refused run."""
+    text = result.stdout + result.stderr
+    assert result.returncode != 0, text
+    assert "Traceback" not in text
+    assert "Error: " in text
+    return text
+
+
+def test_a_plain_serve_run_warns_and_serves(folder, plan, cluster):
+    """With nothing prepared it goes through Serve's own proxy, says what is missing, and answers."""
+    command = [SERVE, "run", "rayserve.app:build", f"plan={folder / 'plan.yml'}"]
+    log = (folder / "run.log").open("w+")
+    process = subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=log,
+        env={**cluster.environ, "RAY_SERVE_DEFAULT_HTTP_PORT": str(free_port())},
+        start_new_session=True,
+    )
+    try:
+        url = "http://127.0.0.1:8000"
+        wait_until(lambda: first_token(url, {}, "demo"), 240, "a token from `serve run`")
+        text = (folder / "run.log").read_text()
+        assert "warning: the environment of this plan is not set" in text
+        assert "RAY_worker_niceness=0" in text
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(60)
+        log.close()
+
+
+def test_an_unknown_argument_is_refused(folder, plan):
+    """A misspelt key is named; nothing starts."""
+    text = refusal(serve_run("rayserve.app:build", f"plan={folder / 'plan.yml'}", "pln=x"))
+    assert "argument `pln`" in text
+
+
+def test_no_argument_is_refused():
+    """The message says which arguments there are."""
+    assert "plan=<plan.yml>" in refusal(serve_run("rayserve.app:build"))
+
+
+def test_a_missing_plan_is_refused(folder):
+    """The path is in the message."""
+    assert "nowhere.yml" in refusal(serve_run("rayserve.app:build", "plan=nowhere.yml"))
+
+
+def edited(plan, folder: Path, name: str, **replica: object) -> Path:
+    """A plan whose replica was edited by hand."""
+    data = {PLAN_KEY: copy.deepcopy(plan.as_dict())}
+    data[PLAN_KEY]["replica"].update(replica)
+    path = folder / name
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_a_plan_edited_by_hand_is_refused(plan, folder):
+    """Its revision no longer is the replica's hash."""
+    path = edited(plan, folder, "edited.yml", served_model_name="other")
+    assert "not edited by hand" in refusal(serve_run("rayserve.app:build", f"plan={path}"))
+
+
+def test_a_production_plan_refuses_an_unprepared_environment(plan, folder):
+    """It names what is missing, and the command that prints it."""
+    data = {PLAN_KEY: plan.as_dict() | {"profile": "production"}}
+    path = folder / "production.yml"
+    path.write_text(yaml.safe_dump(data))
+    text = refusal(serve_run("rayserve.app:build", f"plan={path}"))
+    assert "rayserve env" in text
+    assert "RAY_worker_niceness=0" in text
+
+
+def test_haproxy_without_keys_is_refused(plan, folder):
+    """Serve's HAProxy binds 0.0.0.0."""
+    text = refusal(
+        serve_run(
+            "rayserve.app:build",
+            f"plan={folder / 'plan.yml'}",
+            env={"RAY_SERVE_ENABLE_HA_PROXY": "1"},
+        )
+    )
+    assert "API key file" in text
+
+
+def deploy_failure(cluster, config: dict) -> str:
+    """Deploy a config that cannot work; how long it takes is part of the behaviour."""
+    begin = time.monotonic()
+    cluster.deploy(config)
+    (name,) = [application["name"] for application in config["applications"]]
+
+    def failed() -> str:
+        found = cluster.serve_status()["applications"].get(name, {})
+        return found["message"] if found.get("status") == "DEPLOY_FAILED" else ""
+
+    message = str(wait_until(failed, 60, "DEPLOY_FAILED"))
+    assert time.monotonic() - begin < 60
+    assert not [g for g in cluster.placement_groups() if name in g["name"]]
+    return message
+
+
+def test_a_bad_argument_in_a_serve_config_fails_before_any_gang_is_taken(plan, cluster):
+    """The application ends as DEPLOY_FAILED with our message; no placement group was asked for."""
+    config = serve_config(plan)
+    config["applications"][0]["args"]["replica"]["served_model_name"] = "other"
+    assert "not edited by hand" in deploy_failure(cluster, config)
+
+
+def test_an_unknown_key_in_a_serve_config_fails_before_any_gang_is_taken(plan, cluster):
+    """The key is in the message."""
+    config = serve_config(plan)
+    config["applications"][0]["args"]["repica"] = {}
+    assert "argument `repica`" in deploy_failure(cluster, config)
+
+
+def test_check_args_judges_a_serve_config_without_ray(plan, folder):
+    """`rayserve check args` is the same judgement with an exit code, before anything is deployed."""
+    config = serve_config(plan)
+    good = folder / "serve.yml"
+    good.write_text(yaml.safe_dump(config, sort_keys=False))
+    config["applications"][0]["args"]["replica"]["served_model_name"] = "other"
+    bad = folder / "bad-serve.yml"
+    bad.write_text(yaml.safe_dump(config, sort_keys=False))
+    command = [sys.executable, "-m", "rayserve.cli", "check", "args", "--json"]
+    passed = subprocess.run([*command, str(good)], capture_output=True, text=True, check=False)
+    failed = subprocess.run([*command, str(bad)], capture_output=True, text=True, check=False)
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert failed.returncode == 2
+    assert "not edited by hand" in json.loads(failed.stdout)["do"]

@@ -1,0 +1,91 @@
+"""Are the benchmarks' tables and loads what they claim, before a server is started for them?"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import bad_bodies, bad_sockets
+from benchmarks.load import OUTPUT_TOKENS, PROMPT_WORDS, prompts, request_body
+from benchmarks.soak import CUT_SHARE, jobs
+from benchmarks.stacks import server_flags
+from benchmarks.wire import Reply
+from tests.bad_requests import load
+
+CASES = load()
+
+
+def test_the_table_of_bad_requests_is_large_and_its_names_differ():
+    """At least 60 requests, each with a name of its own."""
+    assert len(CASES) >= 60
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_bad_request_can_be_sent(case):
+    """What a case names exists, and its body differs from the good one unless the mistake lies elsewhere."""
+    assert not case.make or case.make in bad_bodies.BODIES
+    assert not case.socket or case.socket in bad_sockets.CONVERSATIONS
+    elsewhere = case.to not in ("chat", "completion", "responses", "messages", "tokenize")
+    elsewhere = elsewhere or case.make or case.socket or case.headers or case.key != "right"
+    assert elsewhere or case.body() != case.good()
+
+
+def test_a_key_is_put_where_the_case_says():
+    """The placeholder is replaced in paths and headers, and other cases send the right key."""
+    by_name = {case.name: case for case in CASES}
+    assert by_name["key in the query"].path_for("k1") == "/v1/models?api_key=k1"
+    headers = by_name["key in a header that nobody reads"].headers_for("k1")
+    assert headers["X-Auth-Token"] == "k1"
+    assert "Authorization" not in headers
+    assert by_name["max_tokens 0"].headers_for("k1")["Authorization"] == "Bearer k1"
+
+
+@pytest.mark.parametrize(
+    "shape, body, message",
+    [
+        ("openai", '{"error":{"message":"m","type":"t","param":null,"code":400}}', "m"),
+        ("openai", '{"error":{"message":"m","type":"t","param":null,"code":500}}', None),
+        ("openai", '{"detail":"m"}', None),
+        ("openai", "<html>", None),
+        ("anthropic", '{"type":"error","error":{"type":"t","message":"m"}}', "m"),
+        ("anthropic", '{"error":{"type":"t","message":"m"}}', None),
+    ],
+)
+def test_error_shapes(shape, body, message):
+    """Only an error body of the right dialect and code counts as one."""
+    assert Reply(400, body, {}).error(shape) == message
+
+
+def test_prompts_are_the_same_for_the_same_seed_only():
+    """All stacks get the same load, and no round repeats another one's prompts."""
+    assert prompts(4, "a") == prompts(4, "a")
+    assert not set(prompts(4, "a")) & set(prompts(4, "b"))
+    assert all(len(prompt.split()) == PROMPT_WORDS for prompt in prompts(4, "a"))
+
+
+def test_a_request_fixes_its_number_of_tokens():
+    """A load of equal answers: greedy, and no early end."""
+    body = request_body("m", "p")
+    assert (body["max_tokens"], body["ignore_eos"], body["temperature"]) == (OUTPUT_TOKENS, True, 0)
+
+
+def test_exactly_a_tenth_of_the_soak_is_cut():
+    """The cut jobs are a fixed share, at places within the answer."""
+    work = jobs(1000, seed=2)
+    cut = [job.cut_after for job in work if job.cut_after >= 0]
+    assert len(cut) == 1000 * CUT_SHARE
+    assert 0 in cut
+    assert max(cut) < OUTPUT_TOKENS - 1
+    assert len(set(cut)) > 20
+
+
+def test_arguments_become_flags_of_vllms_server():
+    """Switches, lists and mappings are written as vLLM's parser reads them."""
+    flags = server_flags(
+        {"enforce_eager": True, "trust_remote_code": False, "seed": 0, "a_list": ["x", "y"],
+         "override_generation_config": {"top_k": 4}}
+    )  # fmt: skip
+    assert flags == [
+        "--enforce-eager", "--no-trust-remote-code", "--seed", "0", "--a-list", "x", "y",
+        "--override-generation-config", '{"top_k": 4}',
+    ]  # fmt: skip

@@ -1,0 +1,96 @@
+"""Do the replica's small parts record what they are given: phases, memory, load?"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from rayserve.serving.ledger import (
+    LEDGER,
+    PHASE_FILE,
+    MemoryReport,
+    PhaseHandler,
+    StartLedger,
+    append,
+)
+from rayserve.serving.load import WINDOW_S, EngineLoad
+
+
+def record(message: str, *args: object) -> logging.LogRecord:
+    """A message as vLLM's logger hands it to its handlers."""
+    return logging.LogRecord("vllm", logging.INFO, "x.py", 1, message, args, None)
+
+
+def test_engine_messages_become_phases(tmp_path, monkeypatch):
+    """Weights and profile come from vLLM's own messages; the slowest rank counts."""
+    file = tmp_path / "phases.jsonl"
+    monkeypatch.setenv(PHASE_FILE, str(file))
+    handler = PhaseHandler()
+    handler.emit(record("Model loading took %s GiB memory and %.6f seconds", "56.77", 12.5))
+    handler.emit(record("Model loading took %s GiB memory and %.6f seconds", "56.77", 14.5))
+    handler.emit(record("init engine (profile, create kv cache, warmup model) took %.2f s", 3.0))
+    handler.emit(record("something else took %.2f s", 99.0))
+    ledger = StartLedger("abc")
+    ledger.read_engine_phases(file)
+    assert ledger.phases == {"weights": 14.5, "profile": 3.0}
+
+
+def test_messages_are_ignored_where_no_file_is_named(monkeypatch):
+    """Engines outside of a replica are not disturbed."""
+    monkeypatch.delenv(PHASE_FILE, raising=False)
+    PhaseHandler().emit(record("Model loading took %s GiB memory and %.6f seconds", "1", 1.0))
+
+
+def test_a_phase_is_recorded_also_when_it_fails():
+    """The ledger then says where the start ended."""
+    ledger = StartLedger("abc")
+    with pytest.raises(RuntimeError), ledger.phase("config"):
+        raise RuntimeError
+    assert list(ledger.phases) == ["config"]
+
+
+def test_the_ledger_is_one_json_line_a_start(tmp_path):
+    """Each start adds a line with phases, memory and engine facts."""
+    ledger = StartLedger("abc")
+    for _ in range(2):
+        append(tmp_path / "state", ledger.line([{"rank": 0, "kv_bytes": 5}], {"block_size": 16}))
+    lines = (tmp_path / "state" / LEDGER).read_text().splitlines()
+    assert len(lines) == 2
+    assert json.loads(lines[0])["memory"] == [{"rank": 0, "kv_bytes": 5}]
+
+
+def test_a_ledger_that_cannot_be_written_costs_no_replica(tmp_path, caplog):
+    """The failure is a warning."""
+    (tmp_path / "state").write_text("a file where the folder should be")
+    append(tmp_path / "state", {"revision": "abc"})
+    assert "was not written" in caplog.text
+
+
+def test_memory_terms_that_a_worker_does_not_measure_are_left_out():
+    """The CPU worker has fewer terms than the CUDA one."""
+
+    class Worker(MemoryReport):
+        rank = 3
+        requested_memory = 80
+
+    assert Worker().rayserve_memory() == {"rank": 3, "requested_bytes": 80}
+
+
+def test_time_to_first_token_is_the_mean_of_the_window():
+    """Requests older than the window no longer count."""
+    load = EngineLoad()
+    load.first_token(0.0, 9.0)
+    load.first_token(WINDOW_S, 0.1)
+    load.first_token(WINDOW_S + 1, 0.3)
+    assert load.ttft_ms(WINDOW_S + 2) == pytest.approx(200.0)
+    assert load.ttft_ms(10 * WINDOW_S) == 0.0
+
+
+def test_a_step_replaces_the_counts():
+    """The load is what the last step reported."""
+    load = EngineLoad()
+    load.step(1.0, running=3, waiting=2, kv_usage=0.5)
+    load.step(2.0, running=1, waiting=0, kv_usage=0.1)
+    assert (load.running, load.waiting, load.kv_usage, load.steps) == (1, 0, 0.1, 2)
