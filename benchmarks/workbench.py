@@ -1,0 +1,37 @@
+"""Where do benchmarks write, and what do they measure?"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rayserve.inventory import read_plan
+from rayserve.plan import Plan
+from tests.served import make_plan
+
+OUT = Path(__file__).resolve().parents[1] / "build" / "bench"
+"""Results; files of the same name are replaced."""
+RUNS = OUT / "runs"
+"""Every run's result, with the time in its name."""
+PLAN_VARIABLE = "RAYSERVE_BENCH_PLAN"
+"""Path of a plan.yml to measure instead of the demo's model."""
+
+
+@contextmanager
+def workbench() -> Iterator[tuple[Plan, Path]]:
+    """A plan, and a folder that goes in the end. Its path is short: HAProxy's sockets lie in it."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rsb-", dir="/tmp") as name:
+        given = os.environ.get(PLAN_VARIABLE)
+        yield (read_plan(given) if given else make_plan(Path(name))), Path(name)
+
+
+def write(name: str, text: str, stamp: str) -> Path:
+    """Write a result under its name, and once more under the time of the run."""
+    (RUNS / f"{name}-{stamp}.json").write_text(text)
+    path = OUT / f"{name}.json"
+    path.write_text(text)
+    return path
