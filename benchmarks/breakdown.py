@@ -14,13 +14,13 @@ import asyncio
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks import load
 from benchmarks.stacks import Stack, only
 from rayserve.bench import Round
 from rayserve.plan import Plan
 from rayserve.serving.door import Door
+from rayserve.serving.replies import App, Message, Receive, Scope, Send
 
 DOOR_EVENTS = 20_000
 EVENT = b'data: {"choices":[{"index":0,"text":" word","finish_reason":null}]}\n\n'
@@ -67,25 +67,25 @@ def _replica_url(stack: Stack) -> str:
     raise LookupError("no replica among HAProxy's servers")
 
 
-async def _sends(_: dict[str, Any], receive: Any, send: Any) -> None:
+async def _sends(_: Scope, receive: Receive, send: Send) -> None:
     await receive()
     headers = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    for _ in range(DOOR_EVENTS):
+    for _number in range(DOOR_EVENTS):
         await send({"type": "http.response.body", "body": EVENT, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _time(app: Any, key: str) -> float:
+async def _time(app: App, key: str) -> float:
     headers = [(b"authorization", f"Bearer {key}".encode()), (b"content-type", b"application/json")]
-    scope = {
+    scope: Scope = {
         "type": "http", "method": "POST", "path": load.PATH, "raw_path": load.PATH.encode(),
         "root_path": "", "query_string": b"", "headers": headers, "http_version": "1.1",
         "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "state": {},
     }  # fmt: skip
     asked = False
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         nonlocal asked
         if asked:
             await asyncio.Event().wait()
@@ -93,7 +93,7 @@ async def _time(app: Any, key: str) -> float:
         body = b'{"model":"m","prompt":"p","stream":true,"max_tokens":8}'
         return {"type": "http.request", "body": body, "more_body": False}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] != 200:
             raise RuntimeError(f"the door answered {message['status']}")
 

@@ -39,6 +39,7 @@ from rayserve.bench import (
 )
 from tests.served import Served
 
+REQUESTS = 1000
 CONCURRENCY = 64
 CUT_SHARE = 0.1
 DISTINCT_PROMPTS = 40
@@ -125,7 +126,7 @@ async def run_jobs(served: Served, work: Sequence[Job], concurrency: int) -> lis
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; returns 1 when something leaked or a stream was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--warm-requests", type=int, default=320)
     options = parser.parse_args(arguments)
     began = time.time()
@@ -133,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report, verdicts = soak(served, options.requests, options.warm_requests)
     report |= {"machine": describe(), "took_s": round(time.time() - began)}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
-    path = write("soak", json.dumps(report, indent=1), stamp)
+    name = "soak" if options.requests >= REQUESTS else "soak-part"
+    path = write(name, json.dumps(report, indent=1), stamp)
     for one in verdicts:
         print(one.line())
     print(f"\nwritten to {path}")

@@ -32,6 +32,8 @@ from tests.served import first_token, start_ray
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 40.0
+PLAIN_SWITCHES = frozenset({"disable_log_stats"})
+"""Arguments of which vLLM's parser has no `--no-` form: false is to leave them out."""
 PROBE_PERIOD_S = 0.05
 
 
@@ -91,7 +93,7 @@ class Stack:
 
     def stop(self) -> None:
         """Stop the server and wait for its processes; a Ray cluster stays up for the next start."""
-        if self.process is None:
+        if self.process is None or self.process.poll() is not None:
             return
         tree = [psutil.Process(self.process.pid), *_children(self.process.pid)]
         # `serve run` ends its applications on Ctrl-C; so does vLLM's server.
@@ -161,6 +163,8 @@ def server_flags(arguments: Mapping[str, Any]) -> list[str]:
     flags = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
+        if value is False and name in PLAIN_SWITCHES:
+            continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, dict):

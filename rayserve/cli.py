@@ -5,6 +5,7 @@ Imports of other rayserve modules are inside the commands, so that `rayserve --h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any, NoReturn
@@ -173,16 +174,22 @@ def check_args_command(file: str, *, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on stdout.")
 def demo(directory: str, port: int, ranks: str, *, keep: bool, stop: bool, as_json: bool) -> None:
     """Serve a tiny model on this machine with the whole stack, and ask it one question."""
-    from pathlib import Path
-
-    from rayserve.demo import run as demo_run
+    from rayserve.demo.interrupts import EXIT_CODE, Interrupted, Interrupts
 
     stream = sys.stderr if as_json else sys.stdout
-    if stop:
-        raise SystemExit(demo_run.stop(Path(directory), stream))
-    options = demo_run.Options(Path(directory), port, int(ranks), keep)
-    code, figures = demo_run.run(options, stream)
-    if as_json and code == 0:
+    code = EXIT_CODE
+    figures: dict[str, Any] = {}
+    with contextlib.suppress(Interrupted), Interrupts() as interrupts:
+        from pathlib import Path
+
+        from rayserve.demo import run as demo_run
+
+        if stop:
+            code = demo_run.stop(Path(directory), stream)
+        else:
+            options = demo_run.Options(Path(directory), port, int(ranks), keep)
+            code, figures = demo_run.run(options, stream, interrupts)
+    if as_json and figures:
         click.echo(json.dumps(figures, ensure_ascii=False))
     raise SystemExit(code)
 

@@ -89,6 +89,8 @@ class ReplicaPlan(Record):
     env: list[NamedValue] = []
     """Environment of the replica's processes (VLLM_*, NCCL_*, …)."""
     placement: Placement
+    start_method: Literal["forkserver", "spawn"] = "forkserver"
+    """How the engine's processes start on one host; across hosts they are Ray's."""
     start_timeout_s: float = Field(gt=0)
     """Start budget: from the replica's constructor to ready."""
     warmup_prompt_tokens: int = Field(ge=1)

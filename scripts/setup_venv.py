@@ -111,9 +111,6 @@ def one_at_a_time() -> Iterator[None]:
         os.close(folder)
 
 
-# ── 1. nothing to do? ───────────────────────────────────────────────────────────────────────────
-
-
 def lock_path(name: str) -> Path:
     """The lock file of a set of packages."""
     return ROOT / "requirements" / f"{name}.lock"
@@ -141,7 +138,8 @@ def is_ready(wanted: dict[str, str]) -> bool:
         stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
         return False
-    return PYTHON.exists() and wanted.items() <= stamp.items() and not find_strays()
+    usable = os.access(PYTHON, os.X_OK)  # root's may stand in a folder that others cannot enter
+    return usable and wanted.items() <= stamp.items() and not find_strays()
 
 
 def find_strays() -> list[str]:
@@ -150,9 +148,6 @@ def find_strays() -> list[str]:
         info for name in STRAYS for info in VENV.glob(f"lib/*/site-packages/{name}-*.dist-info")
     ]
     return [info.name.partition("-")[0] for info in infos]
-
-
-# ── 2. the machine and .venv ────────────────────────────────────────────────────────────────────
 
 
 def check_machine() -> None:
@@ -169,6 +164,13 @@ def check_machine() -> None:
             "Python's venv and ensurepip modules",
             found=f"{sys.executable} without them",
             do=f"install them (Debian: apt-get install python{version}-venv)",
+        )
+    closed = [path for path in (ROOT, VENV) if path.exists() and not os.access(path, os.W_OK)]
+    if closed:
+        raise SetupError(
+            f"write access to {closed[0]}",
+            found=f"it belongs to {closed[0].owner()}",
+            do="run this as that user, or make a checkout of your own",
         )
     free = shutil.disk_usage(ROOT).free
     if free < NEEDED_BYTES and not VENV.exists():
@@ -227,14 +229,11 @@ def venv_works() -> bool:
     return done.returncode == 0 and str(VENV) in pip
 
 
-# ── 3. repair ───────────────────────────────────────────────────────────────────────────────────
-
-
 def repair() -> None:
     """Forget each distribution whose files are not all there, so that pip installs it again."""
     for packages in VENV.glob("lib/python3.*/site-packages"):
         for leftover in packages.glob("~*"):  # pip renames what it is about to replace
-            remove(leftover)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         for info in packages.glob("*.dist-info"):
             if not is_complete(info):
                 say(f"repairing {info.name.removesuffix('.dist-info')}")
@@ -256,17 +255,6 @@ def is_complete(info: Path) -> bool:
         )
     except (OSError, ValueError):
         return False
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-# ── 4 to 7. packages, rayserve, strays, check ───────────────────────────────────────────────────
 
 
 def install_packages(locks: Sequence[str]) -> None:
@@ -325,9 +313,6 @@ def parse_pins(text: str) -> dict[str, str]:
     """The pins of a lock's text, without comments and markers."""
     lines = [line.partition(" ;")[0] for line in text.splitlines()]
     return dict(line.split("==", 1) for line in lines if line and not line.startswith("#"))
-
-
-# ── running commands ────────────────────────────────────────────────────────────────────────────
 
 
 def say(text: str) -> None:

@@ -8,16 +8,18 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-KEPT_LINES = 12
+KEPT_LINES = 8
 MAX_TAIL_BYTES = 256 * 1024
 
 _PHASE_BEGINS = re.compile(r"phase=(\S+) begins")
 _PHASE_ENDS = re.compile(r"phase=(\S+) seconds=([\d.]+)")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_TELLING = re.compile(
-    r"\b(?:ERROR|CRITICAL|Traceback|Killed|SIGILL|SIGKILL|SIGSEGV|OutOfMemory|OOM)\b"
-    r"|(?:Error|Exception|Failed|Failure)\b"
-)
+_LOG_PREFIX = re.compile(r"^(?:\([^)]*\) )?(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]+\] ?")
+"""What vLLM writes before each line of a traceback that it logs."""
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Killed)\b: *\S")
+"""The last line of a traceback."""
+_KILLED = re.compile(r"\b(?:SIGILL|SIGKILL|SIGSEGV|SIGBUS|SIGABRT|Killed|OOM|died)\b")
+_TELLING = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?:Error|Exception|Failed|failed)\b")
 _NOISE = re.compile(r"UserWarning|FutureWarning|DeprecationWarning|errors?=0\b")
 
 
@@ -35,10 +37,17 @@ def current_phase(lines: Iterable[str]) -> str:
 
 
 def explaining_lines(lines: list[str], limit: int = KEPT_LINES) -> list[str]:
-    """The last lines that tell why something failed; the very last ones if none does."""
-    plain = [_ANSI.sub("", line).rstrip() for line in lines]
-    plain = [line for line in plain if line.strip()]
-    telling = [line for line in plain if _TELLING.search(line) and not _NOISE.search(line)]
+    """The lines that tell why something failed, the root cause first.
+
+    The ends of tracebacks, in the order of time, since an engine's process fails first and those
+    above it follow; without any, the last lines that speak of an error; without any, the last ones.
+    """
+    plain = [_LOG_PREFIX.sub("", _ANSI.sub("", line)).rstrip() for line in lines]
+    plain = [line for line in plain if line.strip() and not _NOISE.search(line)]
+    causes = [line for line in plain if _EXCEPTION.search(line) or _KILLED.search(line)]
+    if causes:
+        return list(dict.fromkeys(causes))[:limit]
+    telling = [line for line in plain if _TELLING.search(line)]
     return list(dict.fromkeys(telling or plain))[-limit:]
 
 
@@ -105,9 +114,9 @@ def _modified(file: Path) -> float:
         return 0.0
 
 
-def first_lines(text: str, limit: int = KEPT_LINES) -> str:
-    """A message cut to what a person reads: its first lines, and its last one."""
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    if len(lines) <= limit:
-        return "\n".join(lines)
-    return "\n".join([*lines[: limit - 1], "…", lines[-1]])
+def first_and_last(text: str, limit: int = 4) -> str:
+    """A message; of a long one, such as a traceback, its first line and its last."""
+    lines = [line for line in _ANSI.sub("", text).strip().splitlines() if line.strip()]
+    if len(lines) > limit:
+        lines = [lines[0], "…", lines[-1]]
+    return "\n  ".join(lines)

@@ -7,8 +7,9 @@ whole model: every part of the serving path treats it as it would treat a large 
 Two choices make it a good stand-in. Eight attention heads of 32 let it run on up to eight tensor
 parallel ranks (32 is the smallest head that vLLM's CPU attention takes). And one dimension of the
 residual stream is constant, which turns a column of the output matrix into a bias: it keeps the
-model from ever choosing special tokens or pieces of a character, so that an answer is readable, has
-exactly the requested number of tokens, and each token is text.
+model from ever choosing special tokens, white space or pieces of a character, so that an answer is
+readable, has exactly the requested number of tokens, and each token is text. Where a grammar leaves
+only the end or white space (after a JSON answer), it prefers the end.
 
     python -m rayserve.demo.model DIRECTORY
 """
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-MAKER_VERSION = 1
+MAKER_VERSION = 2
 """Raised when the code below changes the bytes that it writes."""
 
 SEED = 20240229
@@ -45,8 +46,10 @@ OUTPUT_STD = 0.1
 """Gives logits a standard deviation of about 1.6: neither flat nor certain."""
 CONSTANT = 4.0
 """Value of the constant dimension 0 in every embedding."""
-BAN = -30.0
-"""Weight from the constant dimension to a token that is never to be chosen."""
+BAN, BLANK, END = -30.0, -8.0, -5.0
+"""Weights from the constant dimension, which is about 2 in the end, to tokens that are never to be
+chosen, to white space and to the end of the answer. END costs less than BLANK; either is chosen only
+where a grammar forbids the rest."""
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -214,8 +217,8 @@ def _write_model(directory: Path, config: dict[str, Any]) -> None:
         },
     )
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, "utf-8")
-    banned = banned_tokens(tokenizer, config["vocab_size"])
-    write_safetensors(directory / "model.safetensors", make_weights(config, banned))
+    bias = token_bias(tokenizer, config)
+    write_safetensors(directory / "model.safetensors", make_weights(config, bias))
 
 
 def train_tokenizer(vocab_size: int) -> Tokenizer:
@@ -241,22 +244,25 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def banned_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """Ids that must never be chosen freely: special, unused, or only a piece of a character."""
-    marked = {*SPECIAL_TOKENS, *MARKUP_TOKENS}
-    banned = []
-    for token_id in range(vocab_size):
+def token_bias(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[int, float]:
+    """Weights from the constant dimension to tokens that are not to be chosen freely, by id."""
+    bias = {}
+    for token_id in range(config["vocab_size"]):
         token = tokenizer.id_to_token(token_id)
-        if token is None or token in marked:
-            banned.append(token_id)
-            continue
-        text = tokenizer.decode([token_id], skip_special_tokens=False)
-        if not text.isascii() or not (text.isprintable() or text == "\n"):
-            banned.append(token_id)
-    return banned
+        text = "" if token is None else tokenizer.decode([token_id], skip_special_tokens=False)
+        readable = text.isascii() and all(char.isprintable() or char == "\n" for char in text)
+        if token_id == config["eos_token_id"]:
+            bias[token_id] = END
+        elif not text or token in (*SPECIAL_TOKENS, *MARKUP_TOKENS) or not readable:
+            bias[token_id] = BAN
+        elif not text.strip():
+            bias[token_id] = BLANK
+    return bias
 
 
-def make_weights(config: dict[str, Any], banned: list[int]) -> dict[str, NDArray[numpy.float32]]:
+def make_weights(
+    config: dict[str, Any], bias: dict[int, float]
+) -> dict[str, NDArray[numpy.float32]]:
     """Random weights under the names that Hugging Face gives a Llama, as float32."""
     import numpy
 
@@ -295,7 +301,9 @@ def make_weights(config: dict[str, Any], banned: list[int]) -> dict[str, NDArray
 
     weights["model.embed_tokens.weight"][:, 0] = CONSTANT
     weights["lm_head.weight"][:, 0] = 0.0
-    weights["lm_head.weight"][banned, 0] = BAN
+    for token_id, weight in bias.items():
+        weights["lm_head.weight"][token_id] = 0.0
+        weights["lm_head.weight"][token_id, 0] = weight
     return weights
 
 

@@ -179,10 +179,10 @@ class Demo:
         with suppress(OSError):
             logs.save(ray.session, kept)
         shown = "\n".join(f"    {line[:300]}" for line in lines)
-        message = logs.first_lines(found)
+        message = logs.first_and_last(found)
         return StartError(
             needed,
-            found=f"{message}\n  last telling log lines:\n{shown}" if lines else message,
+            found=f"{message}\n  the log says:\n{shown}" if lines else message,
             do=f"read all of them in {kept}",
         )
 
@@ -255,8 +255,13 @@ def how_to_use(deployment: Deployment, work: WorkDir) -> list[str]:
     ]
 
 
-def run(options: Options, stream: TextIO) -> tuple[int, dict[str, Any]]:
+def run(options: Options, stream: TextIO, interrupts: Interrupts) -> tuple[int, dict[str, Any]]:
     """Run a demo from beginning to end.
+
+    Args:
+        options: what the command line asks for.
+        stream: where a person looks.
+        interrupts: already entered, since importing this module takes a moment too.
 
     Returns:
         The exit code, and the figures of the run (empty after an interruption).
@@ -265,21 +270,19 @@ def run(options: Options, stream: TextIO) -> tuple[int, dict[str, Any]]:
         HostError, StartError: after everything that was started has been stopped.
     """
     progress = Progress(stream)
-    with Interrupts() as interrupts:
-        demo = Demo(options, progress, interrupts)
+    demo = Demo(options, progress, interrupts)
+    try:
+        # Twice: an interruption may come while the inner one runs, and there is only one.
         try:
-            # Twice: an interruption may come while the inner one runs, and there is only one.
-            try:
-                result = demo.run()
-            finally:
-                demo.close()
-        except Interrupted:
-            progress.say("\n  interrupted")
-            return EXIT_CODE, {}
+            return 0, demo.run()
         finally:
-            interrupts.ignore()
             demo.close()
-    return 0, result
+    except Interrupted:
+        progress.say("\n  interrupted")
+        return EXIT_CODE, {}
+    finally:
+        interrupts.ignore()
+        demo.close()
 
 
 def show_figures(result: dict[str, Any], say: Callable[[str], None]) -> None:

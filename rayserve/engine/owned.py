@@ -184,7 +184,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_HOST_IP": "addresses are found on each host",
     "VLLM_DP_SIZE": _ONE_ENGINE,
     "VLLM_DP_RANK": _ONE_ENGINE,
-    "VLLM_WORKER_MULTIPROC_METHOD": "vLLM needs `spawn` inside Ray and sets it",
+    "VLLM_WORKER_MULTIPROC_METHOD": "write `scheduling.start_method`",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "the engine runs in a process of its own",
     "CUDA_VISIBLE_DEVICES": "Ray sets it for each replica",
     "HF_HUB_OFFLINE": "set by the plan: on for `model.path`, off for `model.hf_id`",

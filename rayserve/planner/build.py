@@ -71,6 +71,7 @@ def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256
         lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
         env=replica_environment(spec, gpu),
         placement=placement,
+        start_method=spec.scheduling.start_method,
         start_timeout_s=spec.timeouts.start_s,
         warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
         state_dir=spec.state_dir,

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from rayserve.errors import HostError, PlanError, UsageError
+from rayserve.errors import HostError, PlanError, RayserveError, UsageError
 from rayserve.inventory import read_plan
 from rayserve.plan import NamedValue, ReplicaPlan
 from rayserve.serve_config import (
@@ -76,20 +76,19 @@ class Start:
     warnings: list[str]
 
 
-def refused(error: Exception) -> Exception:
-    """The error as `serve run` prints it, without a traceback: click ends a command with it."""
+def refused(error: RayserveError) -> Exception:
+    """The error as people see it who start Serve: one message, no traceback.
+
+    As click's it ends `serve run` with our exit code; as Serve's own it stands alone in the status
+    of an application that was deployed by config.
+    """
     import click
+    from ray.serve.exceptions import RayServeException
 
-    class Refused(click.ClickException):
-        """Carries our exit code through Ray Serve's command line."""
+    class Refused(click.ClickException, RayServeException):
+        exit_code = error.exit_code
 
-        exit_code = getattr(error, "exit_code", 1)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            # Ray carries it from the build task to the controller, which knows only click's class.
-            return (click.ClickException, (self.message,))
-
-    return Refused(str(error))
+    return Refused(error.message())
 
 
 def resolve(args: AppArgs, *, prepared: bool = True) -> Start:

@@ -70,7 +70,7 @@ class Engine:
         os.environ.setdefault(
             "VLLM_LOGGING_CONFIG_PATH", str(resources.files("rayserve") / "data/vllm-logging.json")
         )
-        forked = replica.placement.executor == "mp"
+        forked = replica.placement.executor == "mp" and replica.start_method == "forkserver"
         if forked:
             prefork.start_server(replica.device)
         # In threads, so that Serve's own calls to this replica are answered meanwhile.

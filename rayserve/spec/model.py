@@ -125,6 +125,9 @@ class Scheduling(Section):
     """Reuse the KV cache of a common beginning, such as a system prompt."""
     cuda_graphs: Literal["auto"] | bool = "auto"
     """Replay recorded GPU work: faster tokens, longer start. auto: on for GPUs, off for `cpu`."""
+    start_method: Literal["forkserver", "spawn"] = "forkserver"
+    """How the engine's processes start. forkserver: from one that has imported vLLM already, which
+    takes a fraction of the time; spawn: each imports it anew, as vLLM does by itself inside Ray."""
 
 
 class KvOffload(Section):

@@ -243,14 +243,16 @@ def test_asks_for_no_replica_without_a_gang(service: Service) -> None:
 
 def test_takes_back_a_replica_that_cannot_be_placed(service: Service) -> None:
     """A minimum beyond the GPUs leaves a pending replica; with the minimum gone, so is it."""
-    service.cluster.deploy(service.config(PLAN))
+    # Ten minutes, so that what goes is taken back rather than given back for lack of load.
+    patient = PLAN.model_copy(update={"max_replicas": 3, "downscale_delay_s": 600.0})
+    service.cluster.deploy(service.config(patient))
     (pid,) = service.wait_running(1)
-    too_many = PLAN.model_copy(update={"min_replicas": 3, "max_replicas": 3})
-    service.cluster.deploy(service.config(too_many))
+    service.cluster.deploy(service.config(patient.model_copy(update={"min_replicas": 3})))
     wait_until(lambda: _waiting(service.cluster) or None, 20, "a pending placement group")
-    service.cluster.deploy(service.config(PLAN.model_copy(update={"max_replicas": 3})))
+    assert pid in service.wait_running(2)
+    service.cluster.deploy(service.config(patient))
     wait_until(lambda: not _waiting(service.cluster), 20, "no pending placement group")
-    assert pid in [replica["pid"] for replica in service.replicas("RUNNING")]
+    assert pid in service.wait_running(2)
 
 
 def _waiting(cluster: RayCluster) -> list[str]:

@@ -70,12 +70,12 @@ def _deploy_gang(cluster: RayCluster, placement: Placement) -> str:
     }
     cluster.deploy({"applications": [application]})
 
-    def ended() -> str:
+    def ended() -> str | None:
         found = cluster.serve_status()["applications"].get("gang", {})
         status = found.get("status", "")
         if status == "DEPLOY_FAILED":
             return f"{status} {json.dumps(found['deployments'])} {found['message']}"
-        return status if status == "RUNNING" else ""
+        return status if status == "RUNNING" else None
 
     return str(wait_until(ended, 60, "the stand-in's deployment"))
 

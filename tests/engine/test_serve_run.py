@@ -33,7 +33,7 @@ def folder():
 @pytest.fixture(scope="module")
 def plan(folder):
     """A plan without keys, which is only allowed on loopback through Serve's own proxy."""
-    made = make_plan(folder, endpoint={"ingress": "proxy", "api_key_file": None})
+    made = make_plan(folder, endpoint={"ingress": "proxy", "api_key_file": ""})
     (folder / "plan.yml").write_text(yaml.safe_dump({PLAN_KEY: made.as_dict()}, sort_keys=False))
     return made
 
@@ -148,11 +148,12 @@ def deploy_failure(cluster, config: dict) -> str:
     cluster.deploy(config)
     (name,) = [application["name"] for application in config["applications"]]
 
-    def failed() -> str:
+    def failed() -> str | None:
         found = cluster.serve_status()["applications"].get(name, {})
-        return found["message"] if found.get("status") == "DEPLOY_FAILED" else ""
+        return found["message"] if found.get("status") == "DEPLOY_FAILED" else None
 
     message = str(wait_until(failed, 60, "DEPLOY_FAILED"))
+    assert "Traceback" not in message
     assert time.monotonic() - begin < 60
     assert not [g for g in cluster.placement_groups() if name in g["name"]]
     return message

@@ -82,7 +82,7 @@ def test_exactly_a_tenth_of_the_soak_is_cut():
 def test_arguments_become_flags_of_vllms_server():
     """Switches, lists and mappings are written as vLLM's parser reads them."""
     flags = server_flags(
-        {"enforce_eager": True, "trust_remote_code": False, "seed": 0, "a_list": ["x", "y"],
+        {"enforce_eager": True, "trust_remote_code": False, "seed": 0, "disable_log_stats": False, "a_list": ["x", "y"],
          "override_generation_config": {"top_k": 4}}
     )  # fmt: skip
     assert flags == [

@@ -122,11 +122,19 @@ def test_tokenizer_gives_back_what_it_is_given(made):
 def test_every_token_that_may_be_chosen_is_readable(made):
     """Special tokens, unused ids and pieces of characters are banned; the rest is plain text."""
     tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
-    banned = set(model.banned_tokens(tokenizer, 2048))
-    assert {0, 1, 2, 2047} <= banned
-    allowed = [tokenizer.decode([index]) for index in range(2048) if index not in banned]
-    assert len(allowed) > 1200
-    assert all(text and text.isascii() for text in allowed)
+    bias = model.token_bias(tokenizer, model.CONFIG)
+    assert bias[0] == bias[1] == bias[2047] == model.BAN
+    free = [tokenizer.decode([index]) for index in range(2048) if index not in bias]
+    assert len(free) > 1200
+    assert all(text.strip() and text.isascii() for text in free)
+
+
+def test_the_end_is_preferred_to_white_space(made):
+    """After a JSON answer a grammar allows both: the answer must end, not fill up with newlines."""
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    bias = model.token_bias(tokenizer, model.CONFIG)
+    assert bias[tokenizer.token_to_id("\u010a")] == model.BLANK  # byte-level BPE's newline
+    assert bias[model.CONFIG["eos_token_id"]] > model.BLANK > model.BAN
 
 
 def test_template_writes_each_role():

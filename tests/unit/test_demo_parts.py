@@ -129,24 +129,32 @@ def test_phase_of_a_start_log():
 
 
 def test_lines_that_explain_a_failure():
-    """Errors are picked out of the noise, without colours and repetitions."""
+    """The root cause first, without log prefixes, colours, repetitions and the code in between."""
+    prefix = "ERROR 11-29 15:20:14 [multiproc_executor.py:953] "
     lines = [
         "INFO all is well",
-        "\x1b[31mERROR core died\x1b[0m",
-        "UserWarning: an Error that is none",
-        "ERROR core died",
-        "ValueError: head size 24",
-        "INFO bye",
+        "UserWarning: an Error: that is none",
+        prefix + "Traceback (most recent call last):",
+        prefix + "    raise ValueError(message)",
+        f"\x1b[31m{prefix}safetensors.SafetensorError: incomplete metadata\x1b[0m",
+        "safetensors.SafetensorError: incomplete metadata",
+        "(EngineCore pid=7) ERROR 11-29 15:20:15 [core.py:1] RuntimeError: see above",
+        "Worker 3 died: SIGILL",
     ]
-    assert logs.explaining_lines(lines) == ["ERROR core died", "ValueError: head size 24"]
+    assert logs.explaining_lines(lines) == [
+        "safetensors.SafetensorError: incomplete metadata",
+        "RuntimeError: see above",
+        "Worker 3 died: SIGILL",
+    ]
+    assert logs.explaining_lines(["INFO fine", "this failed", ""]) == ["this failed"]
     assert logs.explaining_lines(["only", "this", ""]) == ["only", "this"]
 
 
-def test_a_long_message_is_cut_in_the_middle():
-    """The beginning and the last line of a traceback stay."""
+def test_a_long_message_is_its_first_line_and_its_last():
+    """Serve's message is a whole traceback; a short one stays whole."""
     text = "\n".join(f"line {index}" for index in range(100))
-    cut = logs.first_lines(text, 5).splitlines()
-    assert cut == ["line 0", "line 1", "line 2", "line 3", "…", "line 99"]
+    assert logs.first_and_last(text).split() == ["line", "0", "…", "line", "99"]
+    assert logs.first_and_last("one\n\ntwo") == "one\n  two"
 
 
 def test_half_a_phase_line_is_skipped(tmp_path):

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from rayserve.demo import chat, cluster, host, local_ray, run
+from rayserve.demo.interrupts import Interrupts
 from rayserve.demo.serve_api import AppStatus
 from rayserve.errors import HostError, StartError
 
@@ -84,6 +85,12 @@ class World:
         return run.Options(self.folder, 21123, 1, keep)
 
 
+def start(options, stream):
+    """Run a demo as the command does."""
+    with Interrupts() as interrupts:
+        return run.run(options, stream, interrupts)
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """A world in which everything works unless the test says otherwise."""
@@ -110,7 +117,7 @@ def world(tmp_path, monkeypatch):
 def test_a_run_reports_and_leaves_nothing(world):
     """Exit code 0, the figures, Ray stopped once, the key of the run gone, the model kept."""
     stream = io.StringIO()
-    code, figures = run.run(world.options(), stream)
+    code, figures = start(world.options(), stream)
     assert code == 0
     assert world.stopped == 1
     assert figures["ttft_ms"] == 50.0
@@ -129,7 +136,7 @@ def test_a_run_reports_and_leaves_nothing(world):
 def test_ctrl_c_at_any_moment_stops_what_was_started(world, moment):
     """Exit code 130; whatever was started is stopped exactly once, and its folder is gone."""
     world.interrupt_at = moment
-    code, figures = run.run(world.options(), io.StringIO())
+    code, figures = start(world.options(), io.StringIO())
     assert world.interrupts == 1
     assert (code, figures) == (130, {})
     began = MOMENTS.index(moment) >= MOMENTS.index("start")
@@ -143,7 +150,7 @@ def test_ctrl_c_at_any_moment_stops_what_was_started(world, moment):
 def test_keep_leaves_it_running_and_says_how_to_stop_it(world):
     """Nothing is stopped; the state file and the key stay; the output has both commands."""
     stream = io.StringIO()
-    code, figures = run.run(world.options(keep=True), stream)
+    code, figures = start(world.options(keep=True), stream)
     host.remove_tree(world.temp_dirs[0])
     assert code == 0
     assert figures["kept"] is True
@@ -167,7 +174,7 @@ def test_a_failed_start_is_told_at_once_with_its_log(world, status, monkeypatch)
     world.status = status
     monkeypatch.setattr(run.logs, "read_explanation", lambda _: ["ValueError: bad head size"])
     with pytest.raises(StartError) as error:
-        run.run(world.options(), io.StringIO())
+        start(world.options(), io.StringIO())
     assert status.message in error.value.found
     assert "ValueError: bad head size" in error.value.found
     assert world.stopped == 1
@@ -178,7 +185,7 @@ def test_an_engine_that_never_gets_ready_misses_its_budget(world, monkeypatch):
     world.status = AppStatus("DEPLOYING", "", True)
     monkeypatch.setattr(run, "BEYOND_ENGINE_S", -600.0)
     with pytest.raises(StartError, match="a ready replica within 0 s"):
-        run.run(world.options(), io.StringIO())
+        start(world.options(), io.StringIO())
     assert world.stopped == 1
 
 
@@ -190,7 +197,7 @@ def test_a_full_disk_under_ray_is_a_readable_error(world, monkeypatch):
 
     monkeypatch.setattr(local_ray, "start", fail)
     with pytest.raises(HostError, match="No space left on device"):
-        run.run(world.options(), io.StringIO())
+        start(world.options(), io.StringIO())
     os.close(run.WorkDir(world.folder).lock())
 
 

@@ -1,0 +1,234 @@
+"""Does a replica with a real engine keep its promises: abort, drain, limits, keys, death?"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from rayserve.serve_config import DEPLOYMENT
+from rayserve.serving.ledger import LEDGER
+from tests.ray_cluster import wait_until
+from tests.served import Served, make_plan
+
+MOST_TOKENS = 400
+SPEC = {
+    "sampling": {"temperature": 0.0},
+    "door": {"max_tokens": MOST_TOKENS},
+    "timeouts": {"start_s": 240, "drain_s": 30},
+}
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The product with greedy sampling by default and a cap on tokens."""
+    # Not tmp_path: HAProxy's sockets lie in this folder and take paths of 97 characters.
+    with tempfile.TemporaryDirectory(prefix="rse-", dir="/tmp") as name:
+        plan = make_plan(Path(name), **SPEC)
+        with Served(plan, Path(name)) as running:
+            yield running
+
+
+class Call:
+    """One request on a connection of its own, so that a test can break it off."""
+
+    def __init__(self, served: Served, path: str, body: dict[str, Any], key: str = "") -> None:
+        url = urlsplit(served.url)
+        self._connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=60)
+        headers = {"Content-Type": "application/json", "x-api-key": key or served.key}
+        text = json.dumps({"model": served.model, **body})
+        self._connection.request("POST", url.path + path, text, headers)
+        self.reply = self._connection.getresponse()
+
+    def close(self) -> None:
+        """Hang up, whatever is still to come."""
+        self._connection.close()
+        self.reply.close()
+
+    def json(self) -> Any:
+        """The whole answer."""
+        with self.reply:
+            answer = json.loads(self.reply.read())
+        self._connection.close()
+        return answer
+
+    def events(self) -> list[str]:
+        """The data of all events of a stream, to its end."""
+        with self.reply:
+            lines = self.reply.read().decode().splitlines()
+        self._connection.close()
+        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+def stream(served: Served, tokens: int) -> Call:
+    """A stream of exactly so many tokens."""
+    body = {"prompt": "once upon a time", "max_tokens": tokens, "ignore_eos": True}
+    return Call(served, "/v1/completions", {**body, "stream": True})
+
+
+def metric(served: Served, name: str) -> float:
+    """A gauge or counter of the engine."""
+    url = urlsplit(served.url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
+    connection.request("GET", f"{url.path}/metrics", headers=served.headers)
+    text = connection.getresponse().read().decode()
+    connection.close()
+    (line,) = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def replica_pid(served: Served) -> int:
+    """Process of the one running replica."""
+    replicas = served.ray.replicas(served.application["name"], DEPLOYMENT)
+    (pid,) = [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
+    return int(pid)
+
+
+def test_each_start_leaves_a_line_in_the_ledger(served):
+    """Phases in seconds and the engine's own memory figures, for the planner to calibrate from."""
+    (line,) = (served.folder / "state" / LEDGER).read_text().splitlines()
+    start = json.loads(line)
+    phases = {"import", "config", "engine", "weights", "profile", "app", "warm-up"}
+    assert phases <= set(start["phases_s"])
+    assert start["revision"] == served.plan.revision
+    assert start["memory"][0]["requested_bytes"] > 0
+    assert start["engine"]["num_gpu_blocks"] > 0
+
+
+def test_a_client_that_leaves_ends_its_generation(served):
+    """The engine stops working for a client that hung up, long before the answer would be whole."""
+    before = metric(served, "vllm:generation_tokens_total")
+    call = stream(served, MOST_TOKENS)
+    for _ in range(6):
+        call.reply.readline()
+    call.close()
+    wait_until(lambda: metric(served, "vllm:num_requests_running") == 0, 5, "an idle engine")
+    made = metric(served, "vllm:generation_tokens_total") - before
+    assert made < MOST_TOKENS
+
+
+def test_the_plans_sampling_holds_where_the_client_says_nothing(served):
+    """Greedy by default: the same answer each time. The client's own temperature wins."""
+    body = {"prompt": "a", "max_tokens": 24, "ignore_eos": True}
+    own = {"temperature": 2.0}
+
+    def texts(extra: dict[str, Any]) -> set[str]:
+        answers = [
+            Call(served, "/v1/completions", {**body, **extra, "seed": seed}).json()
+            for seed in (1, 2, 3)
+        ]
+        return {answer["choices"][0]["text"] for answer in answers}
+
+    assert len(texts({})) == 1
+    assert len(texts(own)) == 3
+
+
+def test_a_request_that_names_no_limit_gets_the_plans(served):
+    """Without max_tokens a chat would run to the end of the context."""
+    body = {"messages": [{"role": "user", "content": "go on"}], "ignore_eos": True}
+    answer = Call(served, "/v1/chat/completions", body).json()
+    assert answer["usage"]["completion_tokens"] == MOST_TOKENS
+
+
+def test_tokens_come_one_by_one(served):
+    """Each event of a stream carries one token: nothing on the way batches them."""
+    events = [json.loads(data) for data in stream(served, 64).events()[:-1]]
+    assert len([event for event in events if event["choices"]]) == 64
+
+
+def test_keys_are_read_anew_while_the_model_runs(served):
+    """A new key works within seconds, and the old one stops; the replica stays the same process."""
+    pid = replica_pid(served)
+    path = Path(served.plan.door.api_key_file)
+    old, new = served.key, secrets.token_urlsafe(24)
+    body = {"prompt": "a", "max_tokens": 1}
+
+    def status(key: str) -> int:
+        call = Call(served, "/v1/completions", body, key)
+        call.events()
+        return call.reply.status
+
+    path.write_text(f"{new}\n")
+    try:
+        wait_until(lambda: status(new) == 200, 5, "the new key")
+        assert status(old) == 401
+    finally:
+        path.write_text(f"{old}\n")
+    wait_until(lambda: status(old) == 200, 5, "the old key again")
+    assert replica_pid(served) == pid
+
+
+def test_closing_admission_keeps_running_streams(served):
+    """`admit: false` refuses new requests with 503 and Retry-After; a running stream ends whole."""
+    pid = replica_pid(served)
+    running = stream(served, MOST_TOKENS)
+    served.change_door(admit=False)
+    refused = Call(served, "/v1/completions", {"prompt": "a", "max_tokens": 1})
+    assert refused.reply.status == 503
+    assert refused.reply.headers["Retry-After"]
+    assert refused.json()["error"]["type"] == "service_unavailable_error"
+    assert len(running.events()) == MOST_TOKENS + 1
+    served.change_door(admit=True)
+    assert Call(served, "/v1/completions", {"prompt": "a", "max_tokens": 1}).reply.status == 200
+    assert replica_pid(served) == pid
+
+
+def test_a_dead_engine_is_replaced(served):
+    """When the engine's core dies, the replica fails its health check and a new one takes over."""
+    pid = replica_pid(served)
+    names = {child.pid: child.name() for child in psutil.Process(pid).children(recursive=True)}
+    (core,) = [child for child, name in names.items() if "EngineCor" in name]
+    os.kill(core, signal.SIGKILL)
+
+    def replaced() -> bool:
+        try:
+            return replica_pid(served) != pid
+        except ValueError:  # none is running, or two are, for a moment
+            return False
+
+    wait_until(replaced, 120, "another replica")
+    wait_until(
+        lambda: (
+            Call(served, "/v1/completions", {"prompt": "a", "max_tokens": 1}).reply.status == 200
+        ),
+        60,
+        "an answer of the new replica",
+    )
+    left = [child for child in names if psutil.pid_exists(child)]
+    assert not left
+
+
+def own_port(served: Served) -> int:
+    """The replica's own HTTP port, to which HAProxy sends."""
+    from ray.serve._private import constants
+
+    first = constants.RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT
+    last = constants.RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT
+    listening = psutil.Process(replica_pid(served)).net_connections(kind="tcp")
+    (port,) = {c.laddr.port for c in listening if c.status == "LISTEN"} & set(range(first, last))
+    return int(port)
+
+
+def test_deleting_the_application_drains_it(served):
+    """A running stream ends whole; whoever still reaches the replica gets 503 and Retry-After."""
+    direct = Served(served.plan, served.folder)
+    direct.url = f"http://127.0.0.1:{own_port(served)}{served.application['route_prefix']}"
+    body = {"prompt": "a", "max_tokens": 1}
+    running = stream(served, MOST_TOKENS)
+    served.ray.deploy({"applications": []})
+    wait_until(lambda: Call(direct, "/v1/completions", body).reply.status != 200, 2, "a refusal")
+    refused = Call(direct, "/v1/completions", body)
+    assert refused.reply.status == 503
+    assert refused.reply.headers["Retry-After"]
+    assert len(running.events()) == MOST_TOKENS + 1
+    status = Call(served, "/v1/completions", body).reply.status
+    assert status in {404, 503}  # no route any more, or not yet gone
