@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import breakdown, load, start_time
 from benchmarks.machine import describe
 from benchmarks.stacks import COMMANDS, Stack, only
@@ -37,34 +39,41 @@ from rayserve.plan import Plan
 
 ROUNDS = 5
 START_ROUNDS = 3
+BUSY_INTERVAL_S = 3.0
+BUSY_PERCENT_MAX = 10.0
+"""Of all cores, before anything of ours runs."""
 THAW_S = 1.0
 """Time for a thawed Ray to catch up before it is measured."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; returns the exit code."""
-    options = _options(arguments)
+    chosen = options(arguments)
     began = time.time()
+    busy_percent = psutil.cpu_percent(BUSY_INTERVAL_S)
+    if busy_percent > BUSY_PERCENT_MAX:
+        print(f"warning: this machine is {busy_percent:.0f} % busy already: figures will be noise")
     with workbench() as (plan, folder):
-        if options.breakdown:
-            return breakdown.run(plan, folder, options.rounds)
-        starts = start_time.measure(plan, folder, options.start_rounds)
-        rounds, reads = _rounds(plan, folder, options)
+        if chosen.breakdown:
+            return breakdown.run(plan, folder, chosen.rounds)
+        starts = start_time.measure(plan, folder, chosen.start_rounds)
+        rounds, reads = _rounds(plan, folder, chosen)
     report, verdicts = _report(rounds, reads, starts)
-    report["machine"] = describe()
+    report["machine"] = describe() | {"busy_before_percent": busy_percent}
     report["began_unix_s"], report["took_s"] = round(began), round(time.time() - began)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
-    name = "overhead" if _is_complete(options) else "overhead-part"
+    name = "overhead" if is_complete(chosen) else "overhead-part"
     path = write(name, json.dumps(report, indent=1), stamp)
     print(table(rows(rounds)), end="\n\n")
     for verdict in verdicts:
         print(verdict.line())
     print(f"\nwritten to {path}")
     missed = [verdict for verdict in verdicts if not verdict.passed and not verdict.stretch]
-    return 1 if missed and options.enforce else 0
+    return 1 if missed and chosen.enforce else 0
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; the defaults are the whole comparison."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--start-rounds", type=int, default=START_ROUNDS)
@@ -75,21 +84,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _is_complete(options: argparse.Namespace) -> bool:
+def is_complete(chosen: argparse.Namespace) -> bool:
     """Whether a run may stand as the result: nothing of the comparison was left out."""
     return (
-        options.rounds >= ROUNDS
-        and options.start_rounds >= START_ROUNDS
-        and set(options.stacks) == set(COMMANDS)
-        and set(options.concurrency) == set(load.REQUESTS)
+        chosen.rounds >= ROUNDS
+        and chosen.start_rounds >= START_ROUNDS
+        and set(chosen.stacks) == set(COMMANDS)
+        and set(chosen.concurrency) == set(load.REQUESTS)
     )
 
 
 def _rounds(
-    plan: Plan, folder: Path, options: argparse.Namespace
+    plan: Plan, folder: Path, chosen: argparse.Namespace
 ) -> tuple[list[Round], dict[str, float]]:
     load.import_generator()
-    stacks = [Stack(name, plan, folder) for name in options.stacks]
+    stacks = [Stack(name, plan, folder) for name in chosen.stacks]
     measured: list[Round] = []
     try:
         for stack in stacks:
@@ -100,12 +109,12 @@ def _rounds(
             with only(stack, stacks):
                 time.sleep(THAW_S)
                 reads[stack.name] = load.reads_per_token(stack)
-        for number in range(options.rounds):
+        for number in range(chosen.rounds):
             turn = number % len(stacks)
             for stack in stacks[turn:] + stacks[:turn]:
                 with only(stack, stacks):
                     time.sleep(THAW_S)
-                    measured += _visit(stack, number, options.concurrency, folder)
+                    measured += _visit(stack, number, chosen.concurrency, folder)
     finally:
         for stack in stacks:
             stack.close()

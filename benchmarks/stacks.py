@@ -32,6 +32,8 @@ from tests.served import first_token, start_ray
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 40.0
+DEPLOY_FAILED = b"failed with exception:"
+"""What `serve run` says in its log before it goes on to wait."""
 PLAIN_SWITCHES = frozenset({"disable_log_stats"})
 """Arguments of which vLLM's parser has no `--no-` form: false is to leave them out."""
 PROBE_PERIOD_S = 0.05
@@ -88,6 +90,8 @@ class Stack:
                 )
             if first_token(self.base_url, self.headers, self.plan.replica.served_model_name):
                 return time.monotonic() - began
+            if DEPLOY_FAILED in self.log.read_bytes()[-20_000:]:
+                raise StackError(f"{self.name} was not deployed\n{self._tail()}")
             time.sleep(PROBE_PERIOD_S)
         raise StackError(f"{self.name}: no token within {START_LIMIT_S:.0f} s\n{self._tail()}")
 
@@ -123,8 +127,11 @@ class Stack:
 @contextlib.contextmanager
 def only(awake: Stack, stacks: list[Stack]) -> Iterator[None]:
     """Freeze every other stack, since an idle Ray takes about a fifth of a core."""
-    frozen = [process for stack in stacks if stack is not awake for process in stack.members()]
-    _signal_all(frozen, signal.SIGSTOP)
+    frozen: list[psutil.Process] = []
+    # Twice: one of them may have started another one while the first look was taken.
+    for _ in range(2):
+        frozen = [process for stack in stacks if stack is not awake for process in stack.members()]
+        _signal_all(frozen, signal.SIGSTOP)
     try:
         yield
     finally:
@@ -139,11 +146,14 @@ def _signal_all(processes: list[psutil.Process], number: signal.Signals) -> None
 
 def start_ray_for(stack: Stack, *, haproxy: bool) -> RayCluster:
     """A Ray of its own for a stack, patient enough to be frozen while another one is measured."""
-    cache = {} if stack.cache is None else {"VLLM_CACHE_ROOT": str(stack.cache)}
+    cache: dict[str, Any] = {} if stack.cache is None else {"VLLM_CACHE_ROOT": str(stack.cache)}
     return start_ray(
         stack.plan,
         stack.folder,
         haproxy=haproxy,
+        # Ray's own default for workers is 15: then the load generator would go before the server,
+        # and rayserve, whose plan sets 0, would win against ray.serve.llm by this alone.
+        RAY_worker_niceness="0",
         RAY_health_check_failure_threshold="100",
         RAY_health_check_timeout_ms="60000",
         **cache,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ PLAN_VARIABLE = "RAYSERVE_BENCH_PLAN"
 def workbench() -> Iterator[tuple[Plan, Path]]:
     """A plan, and a folder that goes in the end. Its path is short: HAProxy's sockets lie in it."""
     RUNS.mkdir(parents=True, exist_ok=True)
+    # Being told to stop is a way out like any other: what was started is stopped on the way.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="rsb-", dir="/tmp") as name:
         given = os.environ.get(PLAN_VARIABLE)
         yield (read_plan(given) if given else make_plan(Path(name))), Path(name)

@@ -8,6 +8,7 @@ inventories/<env>/serve.yml                     the Serve config, where Ansible 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,9 +21,10 @@ import yaml
 from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
 from rayserve.plan import Plan, parse_plan
 from rayserve.planner import build_plan
+from rayserve.planner.content import host_files, model_config_path
 from rayserve.planner.render import plan_text, serve_text
 from rayserve.serve_config import serve_config
-from rayserve.spec import ClusterSpec, parse_spec
+from rayserve.spec import ClusterSpec, absolute_paths, parse_spec
 
 GROUP_VARS = Path("group_vars", "all")
 # A safe loader either way; in C where PyYAML has it.
@@ -74,14 +76,23 @@ def locate(spec: str, out: str | None) -> Files:
 
 
 def make_plan(files: Files) -> Planned:
-    """Read the spec and the model's config.json, and plan.
+    """Read the spec and what it names, and plan.
 
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
     """
     raw = _read(files.spec)
     spec = parse_spec(_text(raw, files.spec), str(files.spec))
-    plan = build_plan(spec, _model_config(spec, files.spec), hashlib.sha256(raw).hexdigest())
+    folder = files.spec.resolve().parent
+    spec = absolute_paths(spec, str(folder))
+    draft = spec.speculative.config if spec.speculative is not None else ""
+    plan = build_plan(
+        spec,
+        _config(folder / spec.model.config),
+        hashlib.sha256(raw).hexdigest(),
+        draft_config=_config(folder / draft) if draft else None,
+        digests=_digests(spec, folder, files.plan),
+    )
     source = files.spec.name
     return Planned(
         plan,
@@ -176,22 +187,45 @@ def _text(raw: bytes, path: Path) -> str:
         ) from None
 
 
-def _model_config(spec: ClusterSpec, spec_path: Path) -> dict[str, Any] | None:
-    path = spec_path.parent / spec.model.config
+def _digests(spec: ClusterSpec, folder: Path, plan: Path) -> dict[str, str]:
+    """SHA-256 of the small files that define a replica.
+
+    Files of the hosts are read where the plan is made on a host. Elsewhere the digest that plan.yml
+    has of them stays, so that a plan is the same wherever it is made again.
+    """
+    found = _recorded(plan)
+    places = {path: Path(path) for path in host_files(spec)}
+    places[model_config_path(spec)] = folder / spec.model.config
+    for name, place in places.items():
+        with contextlib.suppress(OSError):  # not here, or not for us to read
+            if place.is_file():
+                found[name] = hashlib.sha256(place.read_bytes()).hexdigest()
+    return found
+
+
+def _recorded(plan: Path) -> dict[str, str]:
+    try:
+        known = read_plan(str(plan)).replica.content if plan.is_file() else []
+    except (PlanError, SpecError):
+        return {}  # it is about to be written anew
+    return {item.name: str(item.value) for item in known}
+
+
+def _config(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
         data = json.loads(_text(_read(path), path))
     except json.JSONDecodeError as error:
         raise SpecError(
-            "JSON in the model's config.json",
+            "JSON in a model's config.json",
             found=error.msg,
             do="copy config.json from the checkpoint, unchanged",
             where=Where(str(path), error.lineno),
         ) from None
     if not isinstance(data, dict):
         raise SpecError(
-            "a JSON object in the model's config.json",
+            "a JSON object in a model's config.json",
             found=f"a {type(data).__name__}",
             do="copy config.json from the checkpoint, unchanged",
             where=Where(str(path), 1),

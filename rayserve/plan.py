@@ -79,6 +79,8 @@ class ReplicaPlan(Record):
     """cpu: vLLM's CPU engine on logical GPUs, for machines without one."""
     model: str
     """Local path or Hugging Face id."""
+    model_source: Literal["path", "hub"] = "path"
+    """What `model` is: an absolute folder on every host, or an id on the Hugging Face hub."""
     served_model_name: str
     vllm_version: str
     engine_args: list[NamedValue]
@@ -92,15 +94,18 @@ class ReplicaPlan(Record):
     start_method: Literal["forkserver", "spawn"] = "forkserver"
     """How the engine's processes start on one host; across hosts they are Ray's."""
     start_timeout_s: float = Field(gt=0)
-    """Start budget: from the replica's constructor to ready."""
+    """Start budget of one attempt: from the replica's constructor to ready; Serve makes three."""
     warmup_prompt_tokens: int = Field(ge=1)
     state_dir: str
     """Local folder for the start ledger."""
+    content: list[NamedValue] = []
+    """SHA-256 of small files that define the replica too (config.json, chat template, adapters'
+    configs), by their path on the hosts; only of those that were at hand when the plan was made."""
 
     def definition(self) -> dict[str, Any]:
         """Plain data that defines the replica, without the reasons, which explain and do nothing."""
         whole = {"__all__": {"reason"}}
-        reasons = {"engine_args": whole, "frontend_args": whole, "env": whole}
+        reasons = {"engine_args": whole, "frontend_args": whole, "env": whole, "content": whole}
         return self.model_dump(mode="json", exclude_none=True, exclude=reasons)
 
     @property
@@ -184,7 +189,8 @@ class Timeouts(Record):
     drain_s: float = Field(gt=0)
     """Longest time a stopping replica may take to finish its streams."""
     stall_s: float = Field(gt=0)
-    """Time without an engine step, while work is pending, after which a replica is suspect."""
+    """Time without an engine step, while work is pending, after which a replica is suspect. No health
+    check acts on it yet."""
     health_check_period_s: float = Field(gt=0)
     health_check_timeout_s: float = Field(gt=0)
 
@@ -195,7 +201,7 @@ class Endpoint(Record):
     host: str
     port: int = Field(ge=1, le=65535)
     ingress: Literal["haproxy", "proxy"]
-    """haproxy: Serve's HAProxy, which binds 0.0.0.0 and needs keys; proxy: Serve's own, on `host`."""
+    """haproxy: Serve's HAProxy, which needs keys; proxy: Serve's own. Both bind `host`."""
 
 
 class MemoryEstimate(Record):
@@ -207,11 +213,17 @@ class MemoryEstimate(Record):
     weights_bytes: int
     activation_bytes: int
     overhead_bytes: int
+    lora_bytes: int = 0
+    """Slots for the LoRA adapters."""
+    draft_bytes: int = 0
+    """Weights of the draft model; its KV cache is part of kv_bytes_per_token."""
     kv_bytes: int
     kv_bytes_per_token: int
     kv_tokens: int
     max_concurrency: float
     """KV tokens over max_model_len: sequences of full length at once."""
+    uncounted: list[str] = []
+    """What takes memory too but is in no term, so that the plan cannot say that it fits."""
 
 
 class NodePoolPlan(Record):

@@ -5,6 +5,7 @@ All of it is generated from the models; `make lint` and the tests refuse a stale
 
 from __future__ import annotations
 
+import inspect
 import json
 import typing
 from typing import Any
@@ -121,7 +122,7 @@ def reference() -> str:
 
 def _section(prefix: str, model: type[BaseModel]) -> list[str]:
     title = prefix or "Top level"
-    lines = [f"## {title}", "", (model.__doc__ or "").strip(), ""]
+    lines = [f"## {title}", "", inspect.cleandoc(model.__doc__ or ""), ""]
     lines += ["| key | takes | default | meaning |", "|---|---|---|---|"]
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():

@@ -77,9 +77,7 @@ def serve_config(plan: Plan) -> dict[str, Any]:
                 "args": {
                     "revision": plan.revision,
                     "profile": plan.profile,
-                    "environment": [
-                        {"name": item.name, "value": item.value} for item in plan.environment
-                    ],
+                    "environment": _required(plan.environment),
                     "replica": plan.replica.definition(),
                 },
                 "deployments": [{"name": DEPLOYMENT, **live_options(plan)}],
@@ -88,10 +86,22 @@ def serve_config(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _required(environment: list[NamedValue]) -> list[dict[str, Any]]:
+    """What a replica looks for on its node: values, but of timers (…_S) only that they are set.
+
+    Timers follow from limits that may change while the model runs, and a value that stood here
+    would restart it.
+    """
+    return [
+        {"name": item.name, "value": "" if item.name.endswith("_S") else item.value}
+        for item in environment
+    ]
+
+
 def missing_environment(required: list[NamedValue], environ: Mapping[str, str]) -> list[str]:
-    """Assignments of `required` that `environ` lacks or holds with another value."""
+    """Assignments of `required` that `environ` lacks or holds with another value; empty: any value."""
     return [
         f"{item.name}={item.value}"
         for item in required
-        if environ.get(item.name) != str(item.value)
+        if environ.get(item.name) is None or str(item.value) not in {"", environ[item.name]}
     ]

@@ -8,15 +8,25 @@ from pathlib import Path
 
 from rayserve.plan import Plan
 from rayserve.planner import build_plan
-from rayserve.spec import parse_spec
+from rayserve.planner.content import model_config_path
+from rayserve.spec import absolute_paths, parse_spec
 
 GOLDEN = Path(__file__).parent / "golden"
+FOLDER = "/home/someone/cluster"
+"""Where the golden specs are said to lie, for those with relative paths."""
 SPECS = sorted(path for path in GOLDEN.glob("*.yml") if not path.name.endswith(".plan.yml"))
 
 
 def plan_of(path: Path) -> Plan:
     """The plan of a golden spec."""
     raw = path.read_bytes()
-    spec = parse_spec(raw.decode(), path.name)
-    config = json.loads((GOLDEN / spec.model.config).read_text())
-    return build_plan(spec, config, hashlib.sha256(raw).hexdigest())
+    spec = absolute_paths(parse_spec(raw.decode(), path.name), FOLDER)
+    config = (GOLDEN / spec.model.config).read_bytes()
+    draft = spec.speculative.config if spec.speculative is not None else ""
+    return build_plan(
+        spec,
+        json.loads(config),
+        hashlib.sha256(raw).hexdigest(),
+        draft_config=json.loads((GOLDEN / draft).read_text()) if draft else None,
+        digests={model_config_path(spec): hashlib.sha256(config).hexdigest()},
+    )

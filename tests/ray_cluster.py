@@ -117,6 +117,8 @@ class RayCluster:
             MARK: self.name,
             "PYTHONPATH": os.pathsep.join(folders),
             "RAY_USAGE_STATS_ENABLED": "0",
+            # A token in somebody's home would switch authentication on for this cluster too.
+            "RAY_AUTH_MODE": "disabled",
             **(env or {}),
         }
         self.gcs_port = 0
@@ -239,6 +241,9 @@ class RayCluster:
     def deploy(self, config: Mapping[str, Any]) -> None:
         """PUT a Serve config; what it does not list is deleted.
 
+        The first PUT starts Serve, whose proxies a very busy machine may not bring up in time: that
+        is tried again.
+
         Raises:
             ClusterError: Serve refused it; the message is Serve's.
         """
@@ -248,11 +253,13 @@ class RayCluster:
             headers={"Content-Type": "application/json"},
             method="PUT",
         )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
-                reply.read()
-        except urllib.error.HTTPError as error:
-            raise ClusterError(f"Serve refused the config: {error.read().decode()}") from None
+        for attempts_left in (2, 1, 0):
+            refusal = _send(request)
+            if not refusal:
+                return
+            if "ActorDiedError" not in refusal or not attempts_left:
+                raise ClusterError(f"Serve refused the config: {refusal}")
+            time.sleep(2)
 
     def serve_status(self) -> dict[str, Any]:
         """Serve's own account of its applications, deployments and replicas."""
@@ -347,6 +354,16 @@ class RayCluster:
                 tail = path.read_text(errors="replace").splitlines()[-lines:]
                 out.append("\n".join([f"--- {path.name}", *tail]))
         return "\n".join(out)
+
+
+def _send(request: urllib.request.Request) -> str:
+    """Send it; the text of a refusal, or nothing."""
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            reply.read()
+    except urllib.error.HTTPError as error:
+        return error.read().decode() or str(error)
+    return ""
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import socket
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -38,8 +39,11 @@ HAPROXY_PORTS = (
 )
 
 
-def make_plan(folder: Path, **sections: Mapping[str, Any]) -> Plan:
-    """Model, key file, cluster.yml and plan in `folder`; `sections` are merged into the spec."""
+def make_plan(folder: Path, **sections: Mapping[str, Any] | list[Any]) -> Plan:
+    """Model, key file, cluster.yml and plan in `folder`; `sections` are merged into the spec.
+
+    A mapping is merged into the section of that name, a list takes its place.
+    """
     # Requests go to loopback, whatever proxy this machine uses for other hosts.
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
     make_model(folder / "model")
@@ -61,7 +65,7 @@ def make_plan(folder: Path, **sections: Mapping[str, Any]) -> Plan:
         "timeouts": {"start_s": START_LIMIT_S, "drain_s": 30},
     }
     for name, section in sections.items():
-        spec[name] = {**spec.get(name, {}), **section}
+        spec[name] = {**spec.get(name, {}), **section} if isinstance(section, Mapping) else section
     path = folder / "cluster.yml"
     path.write_text(yaml.safe_dump({"rayserve_cluster": spec}, sort_keys=False))
     return plan_files(locate(str(path), None)).plan
@@ -81,8 +85,10 @@ def endpoint_port() -> int:
     raise ClusterError("no free port in 20000-29999")
 
 
-def start_ray(plan: Plan, folder: Path, *, haproxy: bool = True, **env: str) -> RayCluster:
-    """A Ray with what `rayserve env` prints for the plan, or without HAProxy."""
+def start_ray(
+    plan: Plan, folder: Path, *, haproxy: bool = True, gangs: int = 1, **env: str
+) -> RayCluster:
+    """A Ray with what `rayserve env` prints for the plan, or without HAProxy; room for `gangs`."""
     # Whoever has a ~/.ray/auth_token would otherwise get a Ray that these tests cannot ask.
     env.setdefault("RAY_AUTH_MODE", "disabled")
     if haproxy:
@@ -90,7 +96,11 @@ def start_ray(plan: Plan, folder: Path, *, haproxy: bool = True, **env: str) -> 
         # Several Rays may share this machine; HAProxy's own ports and files are fixed by default.
         env |= {name: str(free_port()) for name in HAPROXY_PORTS}
         env |= haproxy_files(folder)
-    cluster = RayCluster(num_gpus=plan.replica.placement.gpus, num_cpus=4, env=env)
+    # Ray starts a worker for each CPU when its first driver comes, and two cores feel that; the
+    # replicas of ray.serve.llm ask for three.
+    num_cpus = 2 if haproxy else 4
+    gpus = gangs * plan.replica.placement.gpus
+    cluster = RayCluster(num_gpus=gpus, num_cpus=num_cpus, env=env)
     return cluster.__enter__()
 
 
@@ -125,11 +135,25 @@ def first_token(base_url: str, headers: Mapping[str, str], model: str) -> bool:
         connection.close()
 
 
+def embedding(url: str, headers: Mapping[str, str], model: str) -> bool:
+    """Whether a server embeds a text now."""
+    body = json.dumps({"model": model, "input": "a text"}).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return bool(json.load(reply)["data"])
+    except OSError:
+        return False
+
+
 class Served:
     """The product, deployed as its generated Serve config says; a context manager."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, *, gangs: int = 1, probe: str = "") -> None:
+        """`probe` is asked for an embedding in place of a first token, for models that embed."""
         self.plan = plan
+        self.probe = probe
+        self.gangs = gangs
         self.folder = folder
         self.config = serve_config(plan)
         self.application: dict[str, Any] = self.config["applications"][0]
@@ -140,7 +164,7 @@ class Served:
         self.cluster: RayCluster | None = None
 
     def __enter__(self) -> Self:
-        self.cluster = start_ray(self.plan, self.folder)
+        self.cluster = start_ray(self.plan, self.folder, gangs=self.gangs)
         try:
             self._deploy()
         except BaseException:
@@ -165,6 +189,8 @@ class Served:
             found = cluster.serve_status()["applications"].get(self.application["name"], {})
             if found.get("status") == "DEPLOY_FAILED":
                 raise ClusterError(f"{found['message']}\n{found['deployments']}")
+            if self.probe:
+                return embedding(f"{self.url}{self.probe}", self.headers, self.model)
             return first_token(self.url, self.headers, self.model)
 
         wait_until(ready, START_LIMIT_S, "a first token from the deployed application")

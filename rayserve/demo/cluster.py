@@ -104,19 +104,10 @@ def prepare(work: WorkDir, *, port: int, ranks: int) -> Deployment:
         ) from error
     files = inventory.locate(str(work.cluster), None)
     planned = inventory.make_plan(files)
-    config = on_loopback(serve_config(planned.plan))
+    config = serve_config(planned.plan)
     texts = planned.texts | {files.serve: serve_text(config, files.spec.name)}
     inventory.write_all(texts)
     return Deployment(planned.plan, config, api_key)
-
-
-def on_loopback(config: dict[str, Any]) -> dict[str, Any]:
-    """The Serve config with its ingress and replicas on 127.0.0.1 only.
-
-    Serve gives HAProxy 0.0.0.0 by default, so that it reaches replicas on other hosts, but keeps to
-    an address that the config names. On one host loopback is enough.
-    """
-    return {**config, "http_options": {**config["http_options"], "host": "127.0.0.1"}}
 
 
 def cluster_yml(work: WorkDir, *, port: int, ranks: int) -> str:

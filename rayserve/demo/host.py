@@ -22,6 +22,9 @@ MESSAGE_QUEUE_BYTES = 192 * MIB
 RAY_BYTES = 1536 * MIB
 RANK_BYTES = 1536 * MIB
 """Resident memory of Ray with Serve, and of one rank of the demo's engine."""
+RAY_RANGES = (range(10002, 20000), range(30000, 41001))
+"""Ports that Ray's workers and Serve's replicas pick from."""
+TEMP_PREFIX = "rsd-"
 LONGEST_TEMP = 12
 """Characters of TMPDIR. HAProxy takes socket paths of 97, and ours add 85 with Ray's node id."""
 
@@ -91,12 +94,16 @@ def port_holder(port: int) -> str:
 def free_ports(names: list[str]) -> dict[str, int]:
     """A free TCP port for each name. All are held until all are found, so that they differ."""
     sockets: list[socket.socket] = []
+    ports: list[int] = []
     try:
-        for _ in names:
+        while len(ports) < len(names):
             sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             sockets.append(sock)
             sock.bind(("", 0))
-        return {name: sock.getsockname()[1] for name, sock in zip(names, sockets, strict=True)}
+            port = sock.getsockname()[1]
+            if not any(port in taken for taken in RAY_RANGES):
+                ports.append(port)
+        return dict(zip(names, ports, strict=True))
     finally:
         for sock in sockets:
             sock.close()
@@ -112,7 +119,7 @@ def make_temp_dir() -> Path:
     if len(base) > LONGEST_TEMP:
         base = "/tmp"
     try:
-        return Path(tempfile.mkdtemp(prefix="rsd-", dir=base))
+        return Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
     except OSError as error:
         raise HostError(
             f"to make a folder in {base}, for Ray's session",

@@ -136,7 +136,7 @@ def start(
     """
     read_end, write_end = os.pipe()
     try:
-        with log.open("ab") as output:
+        with log.open("wb") as output:
             keeper = subprocess.Popen(
                 [
                     sys.executable,

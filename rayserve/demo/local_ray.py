@@ -22,8 +22,8 @@ from rayserve.demo import host, keeper, logs, processes
 from rayserve.demo.serve_api import ServeApi
 from rayserve.errors import StartError
 
-START_TIMEOUT_S = 90.0
-"""For Ray's own processes and the dashboard: 6 s on a quiet machine, more on a busy one."""
+START_TIMEOUT_S = 180.0
+"""For Ray's own processes and the dashboard: 7 s on a quiet machine, over 90 on a very busy one."""
 STOP_TIMEOUT_S = 40.0
 POLL_S = 0.2
 
@@ -146,7 +146,8 @@ def sweep(demo_id: str, temp_dir: Path) -> list[int]:
     shared = processes.shared_memory(found)
     left = processes.stop(find, grace_s=keeper.GRACE_S) if found else []
     processes.remove_unused(shared)
-    host.remove_tree(temp_dir)
+    if temp_dir.name.startswith(host.TEMP_PREFIX):  # it may come from a file
+        host.remove_tree(temp_dir)
     return [process.pid for process in left]
 
 
@@ -167,7 +168,7 @@ def start(
         serve_environment: what the plan asks of every node.
         pass_fds: open files that live as long as Ray does.
     """
-    demo_id = temp_dir.name.removeprefix("rsd-") + secrets.token_hex(4)
+    demo_id = temp_dir.name.removeprefix(host.TEMP_PREFIX) + secrets.token_hex(4)
     ports = host.free_ports([*RAY_PORTS, *SERVE_PORTS])
     token = secrets.token_hex(32)
     host.write_private(temp_dir / "token", token)

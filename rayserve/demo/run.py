@@ -72,6 +72,7 @@ class Demo:
             host.check_host(options.ranks)
             with self._interrupts.hold():
                 self._lock = self._work.lock()
+            self._sweep_earlier()
             host.check_port(options.port, "HTTP (--port)")
         with progress.step("model", "Llama, 3.7 million random parameters"):
             make_model(self._work.model)
@@ -107,6 +108,13 @@ class Demo:
                 self._work.forget()
             os.close(self._lock)
             self._lock = None
+
+    def _sweep_earlier(self) -> None:
+        """Stop what an earlier demo here has left: only where somebody killed its keeper."""
+        earlier = self._work.running()
+        if earlier is not None:
+            local_ray.sweep(earlier.demo_id, Path(earlier.temp_dir))
+            self._work.forget()
 
     def _start_ray(self, deployment: Deployment) -> LocalRay:
         environment = {item.name: str(item.value) for item in deployment.plan.environment}

@@ -7,7 +7,7 @@ from rayserve.engine.arguments import (
     Argument,
     Snapshot,
     check_value,
-    snapshot,
+    load_snapshot,
     validate,
     validate_env,
 )
@@ -17,7 +17,7 @@ __all__ = [
     "Argument",
     "Snapshot",
     "check_value",
-    "snapshot",
+    "load_snapshot",
     "validate",
     "validate_env",
 ]

@@ -77,7 +77,7 @@ class Snapshot:
 
 
 @functools.lru_cache(maxsize=1)
-def snapshot() -> Snapshot:
+def load_snapshot() -> Snapshot:
     """The snapshot of the pinned version, read once."""
     name = f"vllm-{VLLM_VERSION}-args.json"
     text = importlib.resources.files("rayserve").joinpath("data", name).read_text("utf-8")
@@ -115,7 +115,7 @@ def validate(name: str, value: object, where: Where | None = None) -> None:
             do=OWNED_ARGS[plain],
             where=where,
         )
-    argument = snapshot().find(name)
+    argument = load_snapshot().find(name)
     if argument is None:
         raise EngineArgumentError(
             f"an argument of vLLM {VLLM_VERSION}",
@@ -170,8 +170,8 @@ def validate_env(name: str, value: object, where: Where | None = None) -> None:
             do="use letters, digits and underscores",
             where=where,
         )
-    if name.startswith("VLLM_") and name not in snapshot().env:
-        close = nearest(name, snapshot().env)
+    if name.startswith("VLLM_") and name not in load_snapshot().env:
+        close = nearest(name, load_snapshot().env)
         raise EngineArgumentError(
             f"a variable that vLLM {VLLM_VERSION} reads",
             found=f"`{name}`",
@@ -185,7 +185,7 @@ def validate_env(name: str, value: object, where: Where | None = None) -> None:
 
 
 def _instead(plain: str) -> str:
-    known = snapshot()
+    known = load_snapshot()
     if known.find(plain) is not None:
         return f"write `{plain}`"
     if plain in REMOVED_ARGS:

@@ -98,7 +98,7 @@ OWNED_ARGS: dict[str, str] = {
     "max_lora_rank": "write `lora.max_rank`",
     "max_loras": "write `lora.adapters`; their number is counted",
     "lora_modules": "write `lora.adapters`",
-    "allowed_media_domains": "write `door.allowed_media_domains`",
+    "allowed_media_domains": "write `chat.allowed_media_domains`",
     # Timers and queues.
     "shutdown_timeout": "write `timeouts.drain_s`",
     "max_num_queued_reqs": "write `door.max_queued`",
@@ -166,6 +166,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "leave it out: beyond the trained length answers turn to noise; "
     "write `rope_scaling`",
     "VLLM_ENGINE_READY_TIMEOUT_S": "write `timeouts.start_s`",
+    "VLLM_LOGGING_CONFIG_PATH": "the replica sets it; write `VLLM_LOGGING_LEVEL`",
     "VLLM_CPU_KVCACHE_SPACE": "write `limits.kv_cache_gib`",
     "VLLM_PLUGINS": "leave it out: it loads code into the engine",
     "VLLM_NO_USAGE_STATS": "usage reporting is off and stays off",
@@ -175,7 +176,7 @@ OWNED_ENV: dict[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "usage reporting is off and stays off",
     "RAY_worker_niceness": "it is read where Ray starts: see `rayserve env`",
     "HF_HUB_DISABLE_TELEMETRY": "usage reporting is off and stays off",
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "leave it out: a redirect leaves door.allowed_media_domains",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "leave it out: a redirect leaves chat.allowed_media_domains",
     "VLLM_LORA_RESOLVER_CACHE_DIR": "leave it out: it lets a request load files; write `lora`",
     "VLLM_LORA_RESOLVER_HF_REPO_LIST": "leave it out: it lets a request load files; write `lora`",
     "VLLM_RAY_PER_WORKER_GPUS": _PLACEMENT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayserve.engine import check_value, snapshot, validate
+from rayserve.engine import check_value, load_snapshot, validate
 from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.plan import NamedValue
 from rayserve.planner.catalogue import Gpu
@@ -14,6 +14,9 @@ from rayserve.spec import ClusterSpec, nearest
 
 NO_MEDIA = "no-media.invalid"
 """A domain that cannot exist: vLLM takes an empty list of domains for all of them."""
+FINE_GRAPHS = (
+    "latency first: a graph for each step of up to 32 tokens, none padded; more to record at start"
+)
 FP8_KV_CAPABILITY = 8.9
 """Below this, vLLM's default attention keeps no fp8 KV cache; FlashInfer does."""
 
@@ -25,7 +28,7 @@ class _Arguments:
         self.items: list[NamedValue] = []
 
     def add(self, name: str, value: Any, reason: str = "") -> None:
-        argument = snapshot().find(name)
+        argument = load_snapshot().find(name)
         if argument is None:
             raise EngineArgumentError("an argument of the pinned vLLM", found=f"`{name}`")
         check_value(argument, value)
@@ -60,17 +63,19 @@ def engine_args(
     args.add("enable_chunked_prefill", spec.scheduling.chunked_prefill)
     args.add("enable_prefix_caching", spec.scheduling.prefix_caching)
     args.add("enforce_eager", not sizing.graphs, _graphs_reason(spec, sizing))
+    if sizing.graphs and not _chooses_graphs(spec):
+        args.add("performance_mode", "interactivity", FINE_GRAPHS)
     args.add("seed", spec.seed)
     args.add("generation_config", "vllm", "defaults stand here, not in a file of the checkpoint")
     args.add("override_generation_config", _sampling(spec))
     args.add("trust_remote_code", False, "a checkpoint brings weights, not code")
     args.add("disable_log_stats", False, "health checks and autoscaling read them")
     args.add("shutdown_timeout", 0, "the door drains first, within timeouts.drain_s")
-    domains = list(spec.door.allowed_media_domains)
+    domains = list(spec.chat.allowed_media_domains)
     reason = "" if domains else "none: vLLM takes an empty list for every domain"
     args.add("allowed_media_domains", domains or [NO_MEDIA], reason)
     _features(args, spec, profile)
-    _escape_hatch(args, spec, snapshot().engine)
+    _escape_hatch(args, spec, load_snapshot().engine)
     return args.items
 
 
@@ -90,7 +95,7 @@ def frontend_args(spec: ClusterSpec) -> list[NamedValue]:
         _check_choice(spec, "tool_call_parser", "chat", "tool_parser")
         args.add("enable_auto_tool_choice", True)
         args.add("tool_call_parser", spec.chat.tool_parser)
-    _escape_hatch(args, spec, snapshot().frontend)
+    _escape_hatch(args, spec, load_snapshot().frontend)
     return args.items
 
 
@@ -100,6 +105,14 @@ def _graphs_reason(spec: ClusterSpec, sizing: Sizing) -> str:
     return "recorded GPU work: faster tokens" if sizing.graphs else "no CUDA graphs on a CPU"
 
 
+def _chooses_graphs(spec: ClusterSpec) -> bool:
+    """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
+    compilation = spec.engine_args.get("compilation_config")
+    inner = compilation if isinstance(compilation, dict) else {}
+    names = {"performance_mode", "cudagraph_capture_sizes"}
+    return bool(names & {*spec.engine_args, *inner})
+
+
 def _sampling(spec: ClusterSpec) -> dict[str, float | int]:
     sampling = spec.sampling
     # vLLM and transformers differ on "all tokens": 0 here, since vLLM takes 0 and -1 alike.
@@ -107,7 +120,8 @@ def _sampling(spec: ClusterSpec) -> dict[str, float | int]:
     neutral = {"min_p": 0, "repetition_penalty": 1}
     chosen = {name: value for name, value in values.items() if neutral.get(name) != value}
     if spec.door.max_tokens != "auto":
-        # The door sees only what a request says; this bounds a request that says nothing.
+        # The door sees only what a request says; vLLM takes this for the cap of every request, and so
+        # of one that says nothing.
         chosen["max_new_tokens"] = spec.door.max_tokens
     return chosen
 
@@ -195,13 +209,13 @@ def _escape_hatch(args: _Arguments, spec: ClusterSpec, known: dict[str, Any]) ->
 
 
 def _check_choice(spec: ClusterSpec, argument: str, section: str, key: str) -> None:
-    choices = snapshot().choices(argument)
+    choices = load_snapshot().choices(argument)
     value = getattr(getattr(spec, section), key)
     if value in choices:
         return
     close = nearest(str(value), map(str, choices))
     raise SpecError(
-        f"`{section}.{key}` to be a name that vLLM {snapshot().version} knows",
+        f"`{section}.{key}` to be a name that vLLM {load_snapshot().version} knows",
         found=repr(value),
         do=f"write {close}" if close else f"one of: {', '.join(map(str, choices))}",
         where=spec.where(section, key),

@@ -20,6 +20,7 @@ from rayserve.plan import (
 )
 from rayserve.planner.arguments import engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
+from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.memory import Cut
 from rayserve.planner.placement import choose_cut, place
@@ -42,19 +43,38 @@ LONG_STREAMS = (
     "door.max_tokens."
 )
 OPEN_INGRESS = (
-    "HAProxy listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
+    "Serve listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
+)
+OPEN_STATISTICS = (
+    "HAProxy's statistics (8404) and metrics (9101) listen on every address, whatever endpoint.host "
+    "says: the host firewall closes them."
 )
 
 
-def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256: str) -> Plan:
-    """The plan of a spec. `model_config` is the content of config.json; `sha256` the spec file's.
+def build_plan(
+    spec: ClusterSpec,
+    model_config: Mapping[str, Any] | None,
+    sha256: str,
+    *,
+    draft_config: Mapping[str, Any] | None = None,
+    digests: Mapping[str, str] | None = None,
+) -> Plan:
+    """The plan of a spec whose paths are absolute.
+
+    Args:
+        spec: what the person wants.
+        model_config: content of the model's config.json; None: there is none.
+        sha256: of the spec file.
+        draft_config: content of the draft model's config.json; None: there is none.
+        digests: SHA-256 of the small files of `planner.content`, as far as they can be read here.
 
     Raises:
         SpecError: a value that this hardware or model does not take.
         EngineArgumentError: an argument or variable that vLLM does not take.
         DoesNotFitError: the hardware cannot hold it.
     """
-    profile = _profile(spec, model_config)
+    digests = digests or {}
+    profile = _profile(spec, model_config, draft_config)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
@@ -64,6 +84,7 @@ def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256
     replica = ReplicaPlan(
         device="cpu" if gpu is None else "cuda",
         model=spec.model.path or spec.model.hf_id,
+        model_source="path" if spec.model.path else "hub",
         served_model_name=spec.model.served_name,
         vllm_version=VLLM_VERSION,
         engine_args=engine_args(spec, profile, gpu, sizing),
@@ -75,7 +96,9 @@ def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256
         start_timeout_s=spec.timeouts.start_s,
         warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
         state_dir=spec.state_dir,
+        content=content(spec, digests),
     )
+    door = _door(spec, sizing)
     return Plan(
         plan_version=1,
         name=spec.name,
@@ -92,7 +115,7 @@ def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256
             for node_pool in spec.node_pools
         ],
         replica=replica,
-        door=_door(spec, sizing),
+        door=door,
         scaling=_scaling(spec, sizing),
         timeouts=Timeouts(
             drain_s=spec.timeouts.drain_s,
@@ -101,13 +124,17 @@ def build_plan(spec: ClusterSpec, model_config: Mapping[str, Any] | None, sha256
             health_check_timeout_s=spec.timeouts.health_timeout_s,
         ),
         endpoint=_endpoint(spec),
-        environment=node_environment(spec),
+        environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
-        notes=_notes(spec, gpu, cut, sizing),
+        notes=[*_notes(spec, gpu, cut, sizing), *unread(spec, digests)],
     )
 
 
-def _profile(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> ModelProfile:
+def _profile(
+    spec: ClusterSpec,
+    model_config: Mapping[str, Any] | None,
+    draft_config: Mapping[str, Any] | None,
+) -> ModelProfile:
     where = spec.where("model", "config")
     if model_config is None:
         raise SpecError(
@@ -141,7 +168,21 @@ def _profile(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> Model
             do="add `weight_bits: 8` or `weight_bits: 4` under precision",
             where=spec.where("precision"),
         )
+    if spec.speculative is not None and spec.speculative.config:
+        changes["draft"] = _draft(spec, draft_config)
     return _replace(profile, changes)
+
+
+def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
+    where = spec.where("speculative", "config")
+    if draft_config is None:
+        raise SpecError(
+            "the draft model's config.json",
+            found="no such file",
+            do="copy it from the draft model; the path is relative to cluster.yml",
+            where=where,
+        )
+    return read_profile(draft_config, where)
 
 
 def _replace(profile: ModelProfile, changes: Mapping[str, Any]) -> ModelProfile:
@@ -180,8 +221,7 @@ def _scaling(spec: ClusterSpec, sizing: Sizing) -> ScalingPlan:
 
 def _endpoint(spec: ClusterSpec) -> Endpoint:
     endpoint = spec.endpoint
-    # What HAProxy binds is said as it is, whatever loopback name the spec gives.
-    host = "0.0.0.0" if endpoint.ingress == "haproxy" else endpoint.host
+    host = endpoint.host or "127.0.0.1"
     return Endpoint(host=host, port=endpoint.port, ingress=endpoint.ingress)
 
 
@@ -198,8 +238,10 @@ def _notes(spec: ClusterSpec, gpu: Gpu | None, cut: Cut, sizing: Sizing) -> list
     if spec.kv_offload.nvme_dir:
         notes.append(UNBOUNDED_DISK)
     notes += _long_streams(spec, sizing)
-    if spec.endpoint.ingress == "haproxy":
+    if spec.endpoint.host == "0.0.0.0":
         notes.append(OPEN_INGRESS)
+    if spec.endpoint.ingress == "haproxy":
+        notes.append(OPEN_STATISTICS)
     return notes
 
 

@@ -15,14 +15,24 @@ from rayserve.spec import ClusterSpec
 
 DRAIN_FLOOR_S = 5
 """Least time that a stopping replica stays reachable, so that HAProxy sees it leave."""
+ASSUMED_TPOT_MS = 50
+"""Time of a token where nothing is promised: an assumption, slow for one GPU host."""
 RELOAD_MARGIN_S = 30
 """Time for a change of replicas to reach every HAProxy."""
+HARD_STOP = (
+    "each change of replicas, growth too, reloads HAProxy, and what still runs this long after is "
+    "cut: above timeouts.drain_s and the longest stream, {stream_s} s = {max_tokens} tokens at "
+    "{tpot_ms:g} ms ({whose})"
+)
 CLIENT_TIMEOUT_S = 3600
 """Serve's default limit of a client's silence behind HAProxy."""
 
 
-def node_environment(spec: ClusterSpec) -> list[NamedValue]:
-    """What every Ray node needs before Ray starts (`rayserve env`)."""
+def node_environment(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
+    """What every Ray node needs before Ray starts (`rayserve env`).
+
+    `max_tokens` is the longest answer, which bounds how long a stream may take.
+    """
     values = [
         NamedValue(name="RAY_USAGE_STATS_ENABLED", value="0", reason="nothing is reported"),
         NamedValue(
@@ -41,20 +51,36 @@ def node_environment(spec: ClusterSpec) -> list[NamedValue]:
             reason="a hung replica gives its GPUs back at once, not after the drain limit",
         ),
     ]
+    if spec.profile == "production":
+        values.append(
+            NamedValue(
+                name="RAY_AUTH_MODE",
+                value="token",
+                reason="Ray's dashboard and ports run whatever they are sent: only with the token, "
+                "which is the same file on every host",
+            )
+        )
     if spec.endpoint.ingress == "haproxy":
-        values += _haproxy(math.ceil(spec.timeouts.drain_s))
+        values += _haproxy(spec, max_tokens)
     return values
 
 
-def _haproxy(drain_s: int) -> list[NamedValue]:
-    hard_stop_s = drain_s + RELOAD_MARGIN_S
+def _haproxy(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
+    drain_s = math.ceil(spec.timeouts.drain_s)
+    tpot_ms, whose = spec.slo.tpot_ms, "slo.tpot_ms"
+    if not tpot_ms:
+        tpot_ms, whose = ASSUMED_TPOT_MS, "assumed, since slo.tpot_ms is not set"
+    stream_s = math.ceil(max_tokens * tpot_ms / 1000)
+    hard_stop_s = max(drain_s, stream_s) + RELOAD_MARGIN_S
     quarantine_s = hard_stop_s + RELOAD_MARGIN_S
     values = [
         ("RAY_SERVE_ENABLE_HA_PROXY", 1, "Serve's fast way in"),
         (
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
             hard_stop_s,
-            "a reload cuts older streams after this; above timeouts.drain_s",
+            HARD_STOP.format(
+                stream_s=stream_s, max_tokens=max_tokens, tpot_ms=tpot_ms, whose=whose
+            ),
         ),
         (
             "RAY_SERVE_PORT_QUARANTINE_S",

@@ -1,8 +1,8 @@
 """Does the model fit in GPU memory, and how many tokens of KV cache remain?
 
 A simple estimate, and marked so: weights and KV cache follow from the shapes; activations, NCCL
-buffers and CUDA graphs are allowances. `bound` is what remains when these cost nothing: where even
-that is too little, the spec is refused.
+buffers and CUDA graphs are allowances. Where weights (with those of adapters and draft model) and
+one sequence do not fit even when the allowances cost nothing, the spec is refused.
 """
 
 from __future__ import annotations
@@ -72,17 +72,50 @@ def _from_shapes(profile: ModelProfile, cut: Cut) -> float:
     return linear * profile.weight_bits / 8 + (vocabulary + norms) * profile.dtype_bits / 8
 
 
+def lora_bytes(profile: ModelProfile, cut: Cut, *, slots: int, rank: int) -> int:
+    """Bytes of the slots that vLLM keeps for LoRA adapters, on one rank of the largest stage.
+
+    slots x rank x (in + out) x element size of each linear layer that an adapter may change. The side
+    that tensor parallelism does not cut is whole on every rank (vllm/lora/layers/base_linear.py).
+    """
+    tp, hidden = cut.tensor, profile.hidden
+    queries = profile.heads * profile.head_dim
+    keys = max(1, profile.kv_heads // tp) * profile.head_dim
+
+    def mlp(width: int) -> float:
+        # gate and up are cut by their outputs, down by its inputs
+        return 2 * (hidden + width / tp) + (width / tp + hidden)
+
+    attention = (hidden + queries / tp) + 2 * (hidden + keys) + (queries / tp + hidden)
+    experts = profile.experts * mlp(profile.expert_intermediate) + mlp(profile.shared_intermediate)
+    layers = cut.stage_layers(profile.layers)
+    dense = layers if not profile.experts else min(profile.dense_layers, layers)
+    sides = layers * attention + dense * mlp(profile.intermediate)
+    sides += (layers - dense) * experts if profile.experts else 0
+    sides += 2 * (hidden + profile.padded_vocab)  # vocabulary in and out, whole: a bound
+    return int(slots * rank * sides * profile.dtype_bits / 8)
+
+
+def draft_bytes(profile: ModelProfile, cut: Cut) -> int:
+    """Bytes of the draft model's weights on one rank: it is cut over the ranks of one stage alone."""
+    return 0 if profile.draft is None else weights_bytes(profile.draft, Cut(cut.tensor, 1), 0)
+
+
 def kv_bytes_per_token(profile: ModelProfile, cut: Cut, kv_cache_dtype: str) -> int:
-    """Bytes of KV cache a token on one rank of the largest stage.
+    """Bytes of KV cache a token on one rank of the largest stage, with those of a draft model.
 
     Layers x KV heads of the rank x head size x 2 (keys, values) x element size; for MLA, layers x
     latent size x element size, the same on every rank (vllm/v1/kv_cache_interface.py).
     """
     element = KV_BYTES.get(kv_cache_dtype, profile.dtype_bits // 8)
     layers = cut.stage_layers(profile.layers)
+    draft = 0
+    if profile.draft is not None:
+        draft = kv_bytes_per_token(profile.draft, Cut(cut.tensor, 1), kv_cache_dtype)
     if profile.latent_dim:
-        return layers * profile.latent_dim * element
-    return layers * max(1, profile.kv_heads // cut.tensor) * profile.head_dim * 2 * element
+        return layers * profile.latent_dim * element + draft
+    heads = max(1, profile.kv_heads // cut.tensor)
+    return layers * heads * profile.head_dim * 2 * element + draft
 
 
 def activation_bytes(profile: ModelProfile, cut: Cut, *, step_tokens: int, seqs: int) -> int:

@@ -45,6 +45,8 @@ class ModelProfile:
     """Some layers keep less than the whole context, so the KV estimate is an upper bound."""
     multimodal: bool = False
     rope_theta: float = 0
+    draft: ModelProfile | None = None
+    """The model that guesses for this one, where its config.json is known."""
 
     @property
     def padded_vocab(self) -> int:

@@ -109,7 +109,8 @@ def table(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     if plan.memory is None:
         return "planned; no GPU memory to prove"
-    return "fits" if plan.memory.max_concurrency >= 1 else "may fit; see the notes"
+    proven = plan.memory.max_concurrency >= 1 and not plan.memory.uncounted
+    return "fits" if proven else "may fit; see the notes"
 
 
 def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
@@ -118,6 +119,8 @@ def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
 
     parts = [
         f"weights {gib(memory.weights_bytes)}",
+        *([f"LoRA {gib(memory.lora_bytes)}"] if memory.lora_bytes else []),
+        *([f"draft model {gib(memory.draft_bytes)}"] if memory.draft_bytes else []),
         f"activations {gib(memory.activation_bytes)}",
         f"overhead {gib(memory.overhead_bytes)}",
         f"KV cache {gib(memory.kv_bytes)}",

@@ -72,10 +72,32 @@ def bound_holds(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu | None, cut: 
     """Whether weights and one sequence fit when everything else costs nothing."""
     if gpu is None:
         return True
-    weights = memory.weights_bytes(profile, cut, spec.model.checkpoint_bytes)
+    weights = _all_weights(spec, profile, cut)
     token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
     cache = max(_pinned(spec), _least_len(spec, profile) * token_bytes)
     return weights + cache <= _requested(spec, gpu)
+
+
+def _lora(spec: ClusterSpec, profile: ModelProfile, cut: Cut) -> int:
+    slots = len(spec.lora.adapters)
+    return memory.lora_bytes(profile, cut, slots=slots, rank=spec.lora.max_rank)
+
+
+def _all_weights(spec: ClusterSpec, profile: ModelProfile, cut: Cut) -> int:
+    """Weights of the model, its adapters and its draft model."""
+    model = memory.weights_bytes(profile, cut, spec.model.checkpoint_bytes)
+    return model + _lora(spec, profile, cut) + memory.draft_bytes(profile, cut)
+
+
+def _uncounted(spec: ClusterSpec) -> list[str]:
+    """What takes GPU memory but stands in no term."""
+    guess = spec.speculative
+    if guess is None or guess.method in ("ngram", "suffix") or guess.config:
+        return []
+    if guess.method == "mtp":
+        whole = spec.model.checkpoint_bytes
+        return [] if whole else ["the layers that guess (mtp): give model.checkpoint_bytes"]
+    return [f"the draft model {guess.model}: give speculative.config"]
 
 
 def size(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu | None, cut: Cut) -> Sizing:
@@ -106,6 +128,7 @@ def size(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu | None, cut: Cut) ->
     notes = [SIMPLE]
     if profile.hybrid:
         notes.append(HYBRID)
+    notes += [f"Not counted: {what}." for what in estimate.uncounted]
     if estimate.kv_tokens < length.value:
         notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length.value))
     kv = Chosen(_pinned(spec))
@@ -180,7 +203,8 @@ def _estimate(
     weights = memory.weights_bytes(profile, cut, spec.model.checkpoint_bytes)
     activation = memory.activation_bytes(profile, cut, step_tokens=step_tokens, seqs=seqs)
     overhead = memory.overhead_bytes(cut, graphs=uses_graphs(spec, gpu))
-    kv = _pinned(spec) or requested - weights - activation - overhead
+    lora, draft = _lora(spec, profile, cut), memory.draft_bytes(profile, cut)
+    kv = _pinned(spec) or requested - weights - activation - overhead - lora - draft
     token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
     tokens = max(0, kv) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
     return MemoryEstimate(
@@ -190,10 +214,13 @@ def _estimate(
         weights_bytes=weights,
         activation_bytes=activation,
         overhead_bytes=overhead,
+        lora_bytes=lora,
+        draft_bytes=draft,
         kv_bytes=max(0, kv),
         kv_bytes_per_token=token_bytes,
         kv_tokens=tokens,
         max_concurrency=round(tokens / length, 2),
+        uncounted=_uncounted(spec),
     )
 
 
@@ -215,7 +242,7 @@ def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) 
 
 
 def _does_not_fit(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu, cut: Cut) -> DoesNotFitError:
-    weights = memory.weights_bytes(profile, cut, spec.model.checkpoint_bytes)
+    weights = _all_weights(spec, profile, cut)
     tokens = _least_len(spec, profile)
     token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
     requested = _requested(spec, gpu)

@@ -7,7 +7,6 @@ and `rayserve check args`.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,14 +23,8 @@ from pydantic import (
 from rayserve.errors import HostError, PlanError, RayserveError, UsageError
 from rayserve.inventory import read_plan
 from rayserve.plan import NamedValue, ReplicaPlan
-from rayserve.serve_config import (
-    HAPROXY_SWITCH,
-    IMPORT_PATH,
-    live_options,
-    missing_environment,
-)
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+from rayserve.serve_config import IMPORT_PATH, live_options, missing_environment
+from rayserve.serving.guards import check_keys
 
 
 class AppArgs(BaseModel):
@@ -118,12 +111,8 @@ def _from_plan(path: str, *, prepared: bool) -> Start:
             found="missing " + " ".join(missing),
             do=f'eval "$(rayserve env {path})", and start Ray with it',
         )
-    if not plan.door.api_key_file and environ.get(HAPROXY_SWITCH) == "1":
-        raise HostError(
-            "an API key file, since Serve's HAProxy binds 0.0.0.0",
-            found=f"{HAPROXY_SWITCH}=1 and no key file in the plan",
-            do=f"set endpoint.api_key_file and plan again, or unset {HAPROXY_SWITCH}",
-        )
+    host = environ.get("RAY_SERVE_DEFAULT_HTTP_HOST", "127.0.0.1")
+    check_keys(plan.door.api_key_file, plan.profile, environ, host)
     warnings = []
     if missing:
         warnings.append(
@@ -159,17 +148,18 @@ def _check_replica(replica: ReplicaPlan) -> None:
             found=installed,
             do="install the project's lock, or plan again",
         )
+    if replica.model_source == "hub":
+        return
     path = Path(replica.model)
-    if path.is_absolute():
-        if not (path / "config.json").is_file():
-            raise HostError(
-                f"the model's config.json in {path}",
-                found="no such file",
-                do="put the weights there, or correct `model.path` and plan again",
-            )
-    elif not _HUB_ID.fullmatch(replica.model):
+    if not path.is_absolute():
         raise HostError(
             "an absolute model path, since replicas do not start in this folder",
             found=replica.model,
             do="write an absolute `model.path` and plan again",
+        )
+    if not (path / "config.json").is_file():
+        raise HostError(
+            f"the model's config.json in {path}",
+            found="no such file",
+            do="put the weights there, or correct `model.path` and plan again",
         )

@@ -19,18 +19,17 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final
 
 from rayserve.plan import DoorPlan
+from rayserve.serving import body
 from rayserve.serving.keys import Account, Clock, KeyRing
 from rayserve.serving.limits import read_body
 from rayserve.serving.replies import (
     App,
     Headers,
-    Message,
     Receive,
     Refusal,
     Scope,
@@ -45,11 +44,8 @@ logger = logging.getLogger(__name__)
 current_account: ContextVar[Account | None] = ContextVar("current_account", default=None)
 """The account of the request being served; the engine wrapper charges its tokens to it."""
 
-BODY_TIMEOUT_S: Final = 60.0
-"""Longest time a body may take to arrive; a slot is held meanwhile."""
-
-DISCARD_TIMEOUT_S: Final = 5.0
-"""Longest time that a body is read for nothing before a draining replica's 503."""
+HANG_UP_S: Final = 1.0
+"""Time for the app to end by itself after a disconnect."""
 
 # Read by the engine's app: the first two carry the key, the others choose rank and order.
 _PRIVATE_HEADERS: Final = frozenset(
@@ -170,7 +166,7 @@ class Door:
         refusal = _NO_KEY if account is None else self._closed(route)
         if account is None or refusal is not None:
             if refusal is not None and refusal.close:
-                await _discard(receive, self._plan.max_body_bytes)
+                await body.discard(receive, self._plan.max_body_bytes)
             await self._refuse(send, refusal or _NO_KEY, path)
         elif route.json_body:
             await self._serve_counted(inner, receive, send, route, account, path)
@@ -187,7 +183,7 @@ class Door:
         held = 1
         self._hold(account, held)
         try:
-            raw = await self._read(scope["headers"], receive)
+            raw = await body.read(scope["headers"], receive, self._plan.max_body_bytes)
             if isinstance(raw, Refusal):
                 await self._refuse(send, raw, path)
                 return
@@ -202,11 +198,28 @@ class Door:
             self._admitted += 1
             token = current_account.set(account)
             try:
-                await self._app(scope, _Replay(raw, receive), send)
+                await self._run(scope, body.Replay(raw, receive), send)
             finally:
                 current_account.reset(token)
         finally:
             self._hold(account, -held)
+
+    async def _run(self, scope: Scope, replay: body.Replay, send: Send) -> None:
+        """Run the app. A cancellation reaches it as what it is: the client's disconnect.
+
+        Serve cancels this task when the client leaves. vLLM generates in a task of its own, which it
+        ends at a disconnect but leaves running when its handler is cancelled.
+        """
+        task = asyncio.ensure_future(self._app(scope, replay, send))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                replay.hang_up()
+                await asyncio.wait({task}, timeout=HANG_UP_S)
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # nobody is left to hear it, and asyncio would complain
+            raise
 
     def _hold(self, account: Account, sequences: int) -> None:
         self._in_flight += sequences
@@ -258,19 +271,6 @@ class Door:
             return Refusal(429, "key_tokens", message, retry_after_s=budget_wait_s)
         return None
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | Refusal:
-        """The whole body, or why it is refused."""
-        limit = self._plan.max_body_bytes
-        refusal = _check_headers(headers, limit)
-        if refusal is not None:
-            return refusal
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await _collect(receive, limit)
-        except TimeoutError:
-            message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s"
-            return Refusal(408, "body_timeout", message, close=True)
-
     async def _answer_ready(self, send: Send) -> None:
         refusal = self._closed(_READY_ROUTE)
         if refusal is None:
@@ -281,34 +281,13 @@ class Door:
 
     async def _refuse(self, send: Send, refusal: Refusal, path: str) -> None:
         self._rejected[refusal.reason] += 1
-        if refusal is not _GONE:
+        if refusal is not body.GONE:
             await send_refusal(send, refusal, shape_of(path))
-
-
-class _Replay:
-    """A `receive` that gives the buffered body once, then whatever the client sends: a disconnect.
-
-    That the client's own `receive` comes after it is what lets the engine abort a generation.
-    """
-
-    __slots__ = ("_body", "_receive")
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        body = self._body
-        if body is None:
-            return await self._receive()
-        self._body = None
-        return {"type": "http.request", "body": body, "more_body": False}
 
 
 _NO_KEY: Final = Refusal(
     401, "key", "a valid API key is needed: `Authorization: Bearer` or `x-api-key`"
 )
-_GONE: Final = Refusal(499, "disconnect", "the client went away before its body was complete")
 _READY_ROUTE: Final = Route()
 
 
@@ -329,59 +308,3 @@ def _presented_key(name: bytes, value: bytes) -> bytes:
         return value.strip()
     scheme, _, key = value.strip().partition(b" ")
     return key.strip() if name == b"authorization" and scheme.lower() == b"bearer" else b""
-
-
-def _check_headers(headers: Headers, limit: int) -> Refusal | None:
-    media_type = b""
-    length = b""
-    for name, value in headers:
-        lowered = name.lower()
-        if lowered == b"content-type":
-            media_type = value.partition(b";")[0].strip().lower()
-        elif lowered == b"content-length":
-            length = value.strip()
-        elif lowered == b"x-request-disconnect-disabled" and value.strip() != b"?0":
-            # Ray Serve would obey it and let the engine generate for nobody.
-            message = "a request cannot outlive its client: drop X-Request-Disconnect-Disabled"
-            return Refusal(400, "request", message)
-    if media_type != b"application/json":
-        return Refusal(415, "media_type", "the body must be application/json")
-    # More digits than any limit has are too many, and need no conversion.
-    if length.isdigit() and (len(length) > 18 or int(length) > limit):
-        return _too_large(limit)
-    return None
-
-
-async def _collect(receive: Receive, limit: int) -> bytes | Refusal:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return _GONE
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            return _too_large(limit)
-        if chunk:
-            chunks.append(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def _discard(receive: Receive, limit: int) -> None:
-    """Read a body to its end: to close a connection with unread bytes would reset it, and the
-    client would never see why. Without closing, the server discards them itself.
-    """
-    size = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            while size <= limit:
-                message = await receive()
-                if message["type"] != "http.request" or not message.get("more_body", False):
-                    return
-                size += len(message.get("body", b""))
-
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal(413, "body", f"the body must be at most {limit} bytes")

@@ -5,14 +5,16 @@ Importing this module imports vLLM, which takes seconds: a replica does it as it
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from argparse import Namespace
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI
-from vllm import SamplingParams
+from vllm import PoolingParams, SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -22,9 +24,11 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
+from vllm.tasks import POOLING_TASKS
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
@@ -38,31 +42,73 @@ WARMUP_TOKENS = 8
 
 
 class MeteredEngine(AsyncLLM):
-    """vLLM's engine, which charges tokens to the account of the request in whose context it runs."""
+    """vLLM's engine, which charges tokens to the account of the request in whose context it runs.
+
+    The prompt is charged when the engine takes it, and what was generated also when the client has
+    left: hanging up costs what it used.
+    """
+
+    def __init__(self, *args: Any, **rest: Any) -> None:
+        self._states: dict[str, list[RequestState]] = {}  # by the request's external id
+        super().__init__(*args, **rest)
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *args: Any, **rest: Any
+    ) -> RequestOutputCollector:
+        """As vLLM's own; the prompt is charged."""
+        collector = await super().add_request(request_id, prompt, params, *args, **rest)
+        account = current_account.get()
+        if account is not None:
+            output = self.output_processor
+            known = [output.request_states.get(i) for i in output.external_req_ids[request_id]]
+            states = [state for state in known if state is not None]
+            self._states[request_id] = states
+            account.charge(max((state.prompt_len for state in states), default=0))
+        return collector
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **rest: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """As vLLM's own, in whose place the OpenAI app calls it."""
         stream = super().generate(prompt, sampling_params, request_id, **rest)
+        delta = sampling_params.output_kind == RequestOutputKind.DELTA
+        return self._charged(stream, request_id, delta=delta)
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **rest: Any
+    ) -> AsyncGenerator[Any, None]:
+        """As vLLM's own, for embeddings, scores and the like: only the prompt costs."""
+        stream = super().encode(prompt, pooling_params, request_id, *args, **rest)
+        return self._charged(stream, request_id, delta=False)
+
+    def _charged(
+        self, stream: AsyncGenerator[Any, None], request_id: str, *, delta: bool
+    ) -> AsyncGenerator[Any, None]:
         account = current_account.get()
-        return stream if account is None else _metered(stream, account, sampling_params)
+        return stream if account is None else self._metered(stream, request_id, account, delta)
+
+    async def _metered(
+        self, stream: AsyncGenerator[Any, None], request_id: str, account: Account, delta: bool
+    ) -> AsyncGenerator[Any, None]:
+        charged = 0
+        try:
+            # aclosing: when the client leaves, vLLM must see it at once, to abort the request.
+            async with aclosing(stream):
+                async for output in stream:
+                    if delta:
+                        new = sum(len(choice.token_ids) for choice in output.outputs)
+                        charged += new
+                        account.charge(new)
+                    yield output
+        finally:
+            made = sum(_generated(state) for state in self._states.pop(request_id, []))
+            if made > charged:
+                account.charge(made - charged)
 
 
-async def _metered(
-    stream: AsyncGenerator[RequestOutput, None], account: Account, params: SamplingParams
-) -> AsyncGenerator[RequestOutput, None]:
-    delta = params.output_kind == RequestOutputKind.DELTA
-    prompt_charged = False
-    # aclosing: when the client leaves, vLLM must see GeneratorExit at once, to abort the request.
-    async with aclosing(stream):
-        async for output in stream:
-            if not prompt_charged:
-                prompt_charged = True
-                account.charge(len(output.prompt_token_ids or ()))
-            if delta or output.finished:
-                account.charge(sum(len(choice.token_ids) for choice in output.outputs))
-            yield output
+def _generated(state: RequestState) -> int:
+    """Tokens that the engine has made for this sequence so far; none for a pooling request."""
+    return 0 if state.detokenizer is None else int(state.detokenizer.num_output_tokens())
 
 
 def engine_namespace(replica: ReplicaPlan) -> Namespace:
@@ -71,7 +117,8 @@ def engine_namespace(replica: ReplicaPlan) -> Namespace:
     Raises:
         ValueError, TypeError: vLLM's own checks of the frontend arguments.
     """
-    args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    parser = make_arg_parser(FlexibleArgumentParser())
+    args: Namespace = parser.parse_args([])
     args.model = replica.model
     args.served_model_name = [replica.served_model_name]
     args.tensor_parallel_size = replica.placement.tensor_parallel_size
@@ -89,9 +136,18 @@ def engine_namespace(replica: ReplicaPlan) -> Namespace:
     for name, value in {**replica.engine_arguments(), **replica.frontend_arguments()}.items():
         if not hasattr(args, name):
             raise ValueError(f"vLLM {replica.vllm_version} has no argument {name!r}")
-        setattr(args, name, value)
+        if isinstance(value, dict):
+            # Through vLLM's own command line, which makes configuration objects of some of them.
+            parsed = parser.parse_args([_flag(name), json.dumps(value)])
+            setattr(args, name, getattr(parsed, name))
+        else:
+            setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def engine_config(args: Namespace) -> VllmConfig:
@@ -157,19 +213,62 @@ async def warm_up(engine: AsyncLLM, prompt_tokens: int) -> None:
     """One real prefill and a short decode, so that no user pays for first-time work.
 
     It also keeps clear of a crash of vLLM's CPU attention when its very first prompt is one token.
-    Models that do not generate have no decode to warm up.
+    Models that do not generate are warmed up by what they do instead.
     """
-    if "generate" not in await engine.get_supported_tasks():
-        return
+    tasks = await engine.get_supported_tasks()
     length = max(1, min(prompt_tokens, engine.model_config.max_model_len - WARMUP_TOKENS))
     vocabulary = engine.model_config.get_vocab_size()
     tokens = [(7 + 13 * place) % vocabulary for place in range(length)]
     parsed = parse_model_prompt(engine.model_config, {"prompt_token_ids": tokens})
     renderer = engine.renderer
     (prompt,) = renderer.render_cmpl([parsed], renderer.default_cmpl_tok_params)
-    params = SamplingParams(max_tokens=WARMUP_TOKENS, temperature=0.0, ignore_eos=True)
-    async for _ in engine.generate(prompt, params, f"warm-up-{time.monotonic_ns()}"):
-        pass
+    name = f"warm-up-{time.monotonic_ns()}"
+    if "generate" in tasks:
+        params = SamplingParams(max_tokens=WARMUP_TOKENS, temperature=0.0, ignore_eos=True)
+        async for _ in engine.generate(prompt, params, name):
+            pass
+    elif pooling := [task for task in tasks if task in POOLING_TASKS]:
+        async for _ in engine.encode(prompt, PoolingParams(task=pooling[0]), name):
+            pass
+
+
+async def warm_up_chat(app: FastAPI, model: str) -> None:
+    """One chat request through the app: the first one compiles the template and loads parsers.
+
+    Whatever the answer is; a model without a chat template refuses it.
+    """
+    chat = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Are you there?"}],
+        "max_tokens": 2,
+        "stream": True,
+    }
+    messages = iter([{"type": "http.request", "body": json.dumps(chat).encode()}])
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"warm-up")],
+        "client": ("127.0.0.1", 0),
+        "server": ("127.0.0.1", 0),
+    }
+
+    async def receive() -> dict[str, Any]:
+        message = next(messages, None)
+        if message is None:
+            await asyncio.Event().wait()  # the client stays to the end
+        return message or {}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        """The answer is for nobody."""
+
+    await app(scope, receive, send)
 
 
 def engine_facts(config: VllmConfig) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,12 @@ class PhaseHandler(logging.Handler):
             return
         for prefix, (phase, index) in ENGINE_MESSAGES.items():
             if str(record.msg).startswith(prefix) and len(record.args) > index:
-                line = json.dumps({"phase": phase, "seconds": float(str(record.args[index]))})
-                with Path(path).open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                # A full disk or a message worded anew must not stop the engine that logs it.
+                with suppress(OSError, ValueError):
+                    seconds = float(str(record.args[index]))
+                    line = json.dumps({"phase": phase, "seconds": seconds})
+                    with Path(path).open("a", encoding="utf-8") as file:
+                        file.write(line + "\n")
 
 
 class MemoryReport:
@@ -67,11 +72,13 @@ class MemoryReport:
 
 @dataclass
 class StartLedger:
-    """Collects the phases of one start; `clock` counts seconds and never jumps."""
+    """Collects the phases of one start, in seconds of a clock that does not jump."""
 
     revision: str
     started_at: float = field(default_factory=time.time)
+    """Unix time."""
     phases: dict[str, float] = field(default_factory=dict)
+    _begin_s: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -86,12 +93,16 @@ class StartLedger:
 
     def read_engine_phases(self, phase_file: Path) -> None:
         """Add what the engine's processes reported; the slowest rank counts."""
-        if not phase_file.is_file():
+        try:
+            lines = phase_file.read_text(encoding="utf-8").splitlines()
+        except OSError:
             return
-        for line in phase_file.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            name, seconds = entry["phase"], entry["seconds"]
-            self.phases[name] = max(seconds, self.phases.get(name, 0.0))
+        for line in lines:
+            # A line may be cut short where the disk is full.
+            with suppress(ValueError, KeyError):
+                entry = json.loads(line)
+                name, seconds = entry["phase"], entry["seconds"]
+                self.phases[name] = max(seconds, self.phases.get(name, 0.0))
         for name in ("weights", "profile", "graphs"):
             if name in self.phases:
                 logger.info(
@@ -104,10 +115,33 @@ class StartLedger:
             "revision": self.revision,
             "started_at": round(self.started_at, 3),
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},
-            "total_s": round(time.time() - self.started_at, 3),
+            "total_s": round(time.monotonic() - self._begin_s, 3),
             "memory": memory,
             "engine": engine,
         }
+
+
+def write_logging_config(folder: Path) -> Path:
+    """vLLM's logging configuration with our handler, at the level that the environment asks for."""
+    text = (resources.files("rayserve") / "data/vllm-logging.json").read_text(encoding="utf-8")
+    config = json.loads(text)
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+    config["loggers"]["vllm"]["level"] = level
+    config["handlers"]["vllm"]["level"] = level
+    path = folder / "logging.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def show_vllm_messages() -> None:
+    """Send this process's own vLLM messages to its standard output, as vLLM would."""
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+    vllm = logging.getLogger("vllm")
+    vllm.setLevel(level)
+    vllm.propagate = False
+    vllm.handlers = [handler]
 
 
 def append(state_dir: Path, record: dict[str, Any]) -> None:

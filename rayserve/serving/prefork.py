@@ -9,6 +9,8 @@ from the core, which is vLLM's own default outside of Ray.
     replica (actor) ── import ───────────────┐
         └─ fork server ── import ── fork ── engine core ── fork ── workers
 
+When the replica dies, so do they all: see `die_with_parent`.
+
 The server's children have its environment, not the replica's: everything in `os.environ` that they
 need must be set before `start`.
 """
@@ -25,6 +27,7 @@ from typing import Literal
 METHOD_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 
 _COMMON = (
+    "rayserve.serving.die_with_parent",
     "vllm.v1.engine.core",
     "vllm.v1.executor.multiproc_executor",
     "vllm.model_executor.models.llama",

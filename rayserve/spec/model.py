@@ -64,7 +64,7 @@ class Model(Section):
     """The model to serve. Either `path` or `hf_id`."""
 
     path: OptionalPath = ""
-    """Folder of the checkpoint on every host; absolute where `profile: production`."""
+    """Folder of the checkpoint on every host; local profile: may be relative to cluster.yml."""
     hf_id: str = Field(default="", pattern=HF_ID)
     """Hugging Face id, `organisation/name`; pinned by `revision`."""
     revision: str = ""
@@ -172,6 +172,8 @@ class Chat(Section):
 
     template_file: OptionalPath = ""
     """Jinja file on every host; empty: the tokenizer's own. Never inline: Ansible would expand it."""
+    allowed_media_domains: list[Text] = []
+    """Hosts that the engine may fetch images, sound and video from; empty: none at all."""
     tool_parser: str = ""
     """vLLM's parser of tool calls, such as `llama3_json`; empty: tools are off."""
     reasoning_parser: str = ""
@@ -184,7 +186,11 @@ class Speculative(Section):
     method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa", "suffix"]
     """Who guesses."""
     model: str = ""
-    """Draft model: a folder on every host or a Hugging Face id; not for ngram, suffix and mtp."""
+    """Draft model: an absolute folder on every host or a Hugging Face id; not for ngram, suffix and
+    mtp."""
+    config: str = ""
+    """config.json of the draft model, relative to cluster.yml; empty: its memory is not counted, and
+    the plan says so."""
     num_tokens: int = Field(ge=1, le=32)
     """Tokens guessed at a time."""
 
@@ -230,31 +236,38 @@ class Slo(Section):
     ttft_ms: float = Field(default=0, ge=0)
     """Time to the first token, in ms, median."""
     tpot_ms: float = Field(default=0, ge=0)
-    """Time per following token, in ms, median."""
+    """Time per following token, in ms, median. With HAProxy it also sets how long a stream may run on
+    after a reload, which stands in Ray's environment: after a change, Ray starts anew with
+    `rayserve env`, and with it the model."""
 
 
 class Endpoint(Section):
     """Where Serve listens. Only the gateway is meant for the public."""
 
-    host: str = "127.0.0.1"
-    """Address that Serve's own proxy binds; its HAProxy binds 0.0.0.0 whatever stands here."""
+    host: str = ""
+    """Address that Serve binds on every node; empty: 127.0.0.1, which production must write out.
+    HAProxy takes 127.0.0.1 on a single host and 0.0.0.0, and no other: replicas bind it too, and
+    HAProxy reaches them by loopback on its own host and by address on others."""
     port: int = Field(default=8000, ge=1024, le=65535)
     """TCP port."""
     ingress: Literal["haproxy", "proxy"] = "haproxy"
-    """haproxy: fast, needs keys; proxy: Serve's own, on `host`."""
+    """haproxy: fast, needs keys; proxy: Serve's own."""
     api_key_file: OptionalPath = ""
     """File on every host with one API key a line, readable only by the service."""
 
 
 class Door(Section):
-    """Limits at the HTTP door. Changing them does not restart the model."""
+    """Limits at the HTTP door. Changing them does not restart the model, but for `max_tokens`: the
+    engine has it too, as the cap of requests that name no limit of their own.
+    """
 
     max_queued: int = Field(default=64, ge=0)
     """Requests that wait beyond max_num_seqs; one more gets 429."""
     max_body_mib: float = Field(default=8, gt=0, le=1024)
     """Largest request body, in MiB."""
     max_tokens: AutoCount = "auto"
-    """Largest `max_tokens` of a request; auto: max_model_len."""
+    """Largest `max_tokens` of a request, and the cap of one that names none; auto: max_model_len.
+    A change restarts the model."""
     max_n: int = Field(default=4, ge=1, le=128)
     """Largest `n` and `best_of` of a request."""
     key_concurrency: int = Field(default=0, ge=0)
@@ -263,19 +276,22 @@ class Door(Section):
     """Prompt plus generated tokens a minute of one key, each replica for itself; 0: no limit."""
     retry_after_s: Count = 5
     """What 429 and 503 answers tell the client to wait, in seconds."""
-    allowed_media_domains: list[Text] = []
-    """Hosts that the engine may fetch images, sound and video from; empty: none at all."""
 
 
 class Timeouts(Section):
     """Limits in seconds."""
 
     start_s: Seconds = 1800
-    """Start budget of a replica: from its constructor to ready."""
+    """Start budget of one attempt: from a replica's constructor to ready. Serve makes three attempts
+    for each replica before it gives the deployment up, so a failure may take three times as long. A
+    change restarts the model."""
     drain_s: Seconds = 600
-    """Longest that a stopping replica may take to finish its streams."""
+    """Longest that a stopping replica may take to finish its streams. Where it is above the longest
+    stream (`door.max_tokens` x `slo.tpot_ms`), HAProxy's limit follows it, which stands in Ray's
+    environment: a running model takes the new drain limit, HAProxy its own when Ray starts anew."""
     stall_s: Seconds = 60
-    """No engine step for this long, while work is pending, makes a replica suspect."""
+    """No engine step for this long, while work is pending, is to make a replica suspect. Carried in
+    the plan only: no health check acts on it yet, they see dead engines alone."""
     health_period_s: Seconds = 10
     """Time between health checks."""
     health_timeout_s: Seconds = 30
@@ -288,7 +304,8 @@ class ClusterSpec(Section):
     name: Name
     """Name of the cluster."""
     profile: Literal["local", "production"] = "production"
-    """local: relative paths, no keys needed on 127.0.0.1. production: hosts made by Ansible."""
+    """local: this machine; paths may be relative to cluster.yml, and Serve's own proxy needs no keys
+    on 127.0.0.1. production: hosts made by Ansible; absolute paths, keys, Ray behind a token."""
     state_dir: Text = "/var/lib/rayserve"
     """Folder on every host for the record of starts."""
     node_pools: list[NodePool] = Field(min_length=1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rayserve.documents import Loc
-from rayserve.spec.model import ClusterSpec, NodePool
+from rayserve.spec.model import HF_ID, ClusterSpec, NodePool
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 SERVE_PORTS = {
@@ -145,6 +146,13 @@ def _paths(spec: ClusterSpec) -> Iterator[Problem]:
                 "text that is not a path",
                 "write the template to a file, and its path here",
             )
+        if path.startswith("~"):
+            yield Problem(
+                loc,
+                "a path without ~, which means another folder to each user",
+                path,
+                "write the folder in full",
+            )
         if path and spec.profile == "production" and not path.startswith("/"):
             yield Problem(
                 loc,
@@ -199,7 +207,7 @@ def _endpoint(spec: ClusterSpec) -> Iterator[Problem]:
         if endpoint.ingress == "haproxy":
             yield Problem(
                 (*at, "ingress"),
-                "`endpoint.api_key_file`, since HAProxy listens on 0.0.0.0",
+                "`endpoint.api_key_file`, without which no replica starts behind HAProxy",
                 "no key file",
                 "add api_key_file; or, on a laptop, `ingress: proxy`",
             )
@@ -210,20 +218,21 @@ def _endpoint(spec: ClusterSpec) -> Iterator[Problem]:
                 "no key file",
                 "add api_key_file, or `profile: local`",
             )
-        elif endpoint.host not in LOOPBACK:
+        elif endpoint.host and endpoint.host not in LOOPBACK:
             yield Problem(
                 (*at, "host"),
                 "127.0.0.1 where there is no key file",
                 endpoint.host,
                 "write 127.0.0.1, or add api_key_file",
             )
-    if endpoint.ingress == "haproxy" and endpoint.host not in (*LOOPBACK, "0.0.0.0"):
+    if not endpoint.host and spec.profile == "production":
         yield Problem(
-            (*at, "host"),
-            "0.0.0.0 with HAProxy, which ignores any other address",
-            endpoint.host,
-            "write 0.0.0.0 and keep the firewall, or use `ingress: proxy`",
+            at,
+            "`endpoint.host` in production",
+            "nothing",
+            "write 127.0.0.1 if the gateway is on the only host, else 0.0.0.0 behind a firewall",
         )
+    yield from _haproxy_host(spec)
     if endpoint.port in SERVE_PORTS:
         yield Problem(
             (*at, "port"),
@@ -237,6 +246,30 @@ def _endpoint(spec: ClusterSpec) -> Iterator[Problem]:
             "a port outside Ray's own ranges (10002-19999, 30000-41000)",
             str(endpoint.port),
             "write 8000",
+        )
+
+
+def _haproxy_host(spec: ClusterSpec) -> Iterator[Problem]:
+    """Replicas bind http_options.host too; HAProxy reaches those of its own host by loopback, those
+    of others by their address (ray/serve/_private/replica.py, haproxy.py:_target_to_server).
+    """
+    host = spec.endpoint.host or "127.0.0.1"
+    if spec.endpoint.ingress != "haproxy" or host == "0.0.0.0":
+        return
+    hosts = sum(pool.hosts for pool in spec.node_pools)
+    if host != "127.0.0.1":
+        yield Problem(
+            ("endpoint", "host"),
+            "127.0.0.1 or 0.0.0.0 with HAProxy, which reaches the replicas of its host by loopback",
+            host,
+            "write 0.0.0.0 and keep the firewall, or use `ingress: proxy`",
+        )
+    elif hosts > 1:
+        yield Problem(
+            ("endpoint", "host"),
+            f"0.0.0.0, so that HAProxy reaches replicas on the other of {hosts} hosts",
+            host,
+            "write 0.0.0.0 and keep the firewall",
         )
 
 
@@ -266,6 +299,20 @@ def _features(spec: ClusterSpec) -> Iterator[Problem]:
             f"{wants} `model` with method {guess.method}",
             guess.model or "none",
             "add it" if wants == "a" else "remove it",
+        )
+    elif guess is not None and guess.model and not re.match(f"/|{HF_ID}", guess.model):
+        yield Problem(
+            ("speculative", "model"),
+            "an absolute folder, or a Hugging Face id",
+            guess.model,
+            "write /…/folder, or organisation/name",
+        )
+    if guess is not None and guess.config and not guess.model:
+        yield Problem(
+            ("speculative", "config"),
+            f"no `config` with method {guess.method}, which has no model of its own",
+            guess.config,
+            "remove it",
         )
     if not spec.scheduling.prefix_caching and spec.kv_offload.cpu_gib:
         yield Problem(

@@ -89,9 +89,11 @@ def test_ray_reads_the_environment_that_we_set():
     """Every variable of the plan's environment is one that Ray's or Serve's own source reads."""
     import ray
     import ray._common.usage.usage_constants as usage
+    from ray._private.authentication import authentication_token_setup as token
     from ray.serve._private import constants
 
-    source = Path(constants.__file__).read_text() + Path(usage.__file__).read_text()
+    modules = (constants, usage, token)
+    source = "".join(Path(str(module.__file__)).read_text() for module in modules)
     raylet = (Path(ray.__file__).parent / "core" / "src" / "ray" / "raylet" / "raylet").read_bytes()
     names = {
         item["name"]
@@ -136,6 +138,38 @@ def test_vllm_builds_the_configuration_of_the_demo_model(tmp_path):
         "top_p": 0.9,
         "top_k": 40,
     }
+
+
+@pytest.mark.parametrize("mode, unpadded", [("interactivity", 32), ("balanced", 2)])
+def test_interactivity_records_a_graph_for_each_small_batch(tmp_path, mode, unpadded):
+    """vLLM takes our performance_mode beside our other arguments, and captures sizes 1 to 32."""
+    from vllm.config import CUDAGraphMode
+
+    from rayserve.serving.engine import engine_config
+
+    config = engine_config(namespace(GOLDEN / "cpu-two-stages.plan.yml", tmp_path,
+                                     distributed_executor_backend="mp", performance_mode=mode,
+                                     enforce_eager=False))  # fmt: skip
+    assert config.performance_mode == mode
+    # The CPU engine records none, so the choice of sizes is asked for as a GPU would have it made.
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    config.compilation_config.cudagraph_capture_sizes = None
+    config.compilation_config.max_cudagraph_capture_size = None
+    config._set_cudagraph_sizes()
+    sizes = config.compilation_config.cudagraph_capture_sizes
+    assert sizes[:unpadded] == list(range(1, unpadded + 1))
+    assert unpadded == 32 or 3 not in sizes
+
+
+def test_a_replica_binds_the_address_of_http_options():
+    """Why HAProxy takes loopback or every address alone: replicas bind what it binds."""
+    import inspect
+
+    from ray.serve._private import haproxy, replica
+
+    assert '{**self._http_options.model_dump(), "port": port}' in inspect.getsource(replica)
+    source = inspect.getsource(haproxy.HAProxyManager._target_to_server)
+    assert "get_localhost_ip() if target.ip == self._node_ip_address else target.ip" in source
 
 
 def test_kv_offload_reaches_the_engine(tmp_path):

@@ -42,14 +42,29 @@ def test_the_engine_core_is_started_the_way_that_its_module_is_told():
     assert utils.get_mp_context is before
 
 
-def test_the_preloaded_modules_exist():
-    """Python's fork server ignores a module that it cannot import, and starts slowly without it."""
-    from importlib.util import find_spec
+def test_the_preloaded_modules_can_be_imported_and_touch_no_device():
+    """Python's fork server skips what it cannot import; a CUDA context in it would break its children."""
+    import subprocess
+    import sys
 
     from rayserve.serving import prefork
 
-    for module in [*prefork._COMMON, *prefork._WORKER.values()]:
-        assert find_spec(module) is not None, module
+    modules = [*prefork._COMMON[1:], prefork._WORKER["cpu"]]
+    lines = [f"import {module}" for module in modules]
+    lines += ["import torch", "assert not torch.cuda.is_initialized()"]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True)
+
+
+def test_vllms_request_states_hold_what_is_charged():
+    """A state knows the prompt's length, and its detokenizer how much was generated."""
+    from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer
+    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
+
+    assert "self.prompt_len = " in inspect.getsource(RequestState.__init__)
+    assert hasattr(BaseIncrementalDetokenizer, "num_output_tokens")
+    source = inspect.getsource(OutputProcessor.__init__)
+    assert "self.request_states" in source
+    assert "self.external_req_ids" in source
 
 
 def test_vllm_still_logs_the_messages_that_the_ledger_reads():

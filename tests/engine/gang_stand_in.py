@@ -8,7 +8,7 @@ from ray import serve
 
 from rayserve.plan import Placement, ReplicaPlan
 from rayserve.serve_config import replica_options
-from rayserve.serving.deployment import check_gang, check_stages
+from rayserve.serving.guards import check_gang, check_stages
 
 
 class Args(BaseModel):

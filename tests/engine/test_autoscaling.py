@@ -38,7 +38,7 @@ PLAN = ScalingPlan(
     upscale_delay_s=1,
     downscale_delay_s=2,
 )
-DRAIN_S = 60.0
+DRAIN_S = 25.0
 
 
 @dataclass
@@ -242,7 +242,10 @@ def test_asks_for_no_replica_without_a_gang(service: Service) -> None:
 
 
 def test_takes_back_a_replica_that_cannot_be_placed(service: Service) -> None:
-    """A minimum beyond the GPUs leaves a pending replica; with the minimum gone, so is it."""
+    """A minimum beyond the GPUs leaves a pending replica; with the minimum gone, it is told to stop.
+
+    Its group goes with the end of the drain limit: Serve waits that long for a replica that never ran.
+    """
     # Ten minutes, so that what goes is taken back rather than given back for lack of load.
     patient = PLAN.model_copy(update={"max_replicas": 3, "downscale_delay_s": 600.0})
     service.cluster.deploy(service.config(patient))
@@ -251,8 +254,13 @@ def test_takes_back_a_replica_that_cannot_be_placed(service: Service) -> None:
     wait_until(lambda: _waiting(service.cluster) or None, 20, "a pending placement group")
     assert pid in service.wait_running(2)
     service.cluster.deploy(service.config(patient))
-    wait_until(lambda: not _waiting(service.cluster), 20, "no pending placement group")
+    wait_until(lambda: "STOPPING" in _states(service), 20, "a replica that is taken back")
     assert pid in service.wait_running(2)
+    wait_until(lambda: not _waiting(service.cluster), DRAIN_S + 20, "no pending placement group")
+
+
+def _states(service: Service) -> set[str]:
+    return {replica["state"] for replica in service.cluster.replicas(service.application, "Engine")}
 
 
 def _waiting(cluster: RayCluster) -> list[str]:

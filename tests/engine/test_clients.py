@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import time
 
 import anthropic
 import httpx
@@ -104,16 +102,13 @@ def test_stream_sends_every_token_on_its_own(client, served):
 
 
 def test_tokens_arrive_while_the_answer_is_made(client, served):
-    """The first token comes long before the last one: nothing on the way holds the stream back."""
-    began = time.monotonic()
-    times = [
-        time.monotonic() - began
-        for event in ask(client, served, max_tokens=400, stream=True, **GREEDY)
-        if event.choices
-    ]
-    assert times[0] < times[-1] / 3
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert max(gaps) < times[-1] / 3
+    """The first tokens are here while the engine still works: nothing on the way holds them back."""
+    stream = ask(client, served, max_tokens=1200, stream=True, **GREEDY)
+    events = iter(stream)
+    for _ in range(3):
+        next(events)
+    assert gauges(served)["vllm:num_requests_running"] == 1
+    assert len([event for event in events if event.choices]) > 1100
 
 
 def test_leaving_a_stream_ends_its_generation(client, served):
@@ -285,7 +280,7 @@ def test_400(client, claude, served):
         ask(client, served, max_tokens=10**6)
     assert beyond.value.body["code"] == 400
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        say(claude, served, max_tokens=10**6)
+        say(claude, served, max_tokens=2049)
 
 
 def test_401(client, claude, served):

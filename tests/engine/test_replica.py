@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,7 +73,15 @@ class Call:
 def stream(served: Served, tokens: int) -> Call:
     """A stream of exactly so many tokens."""
     body = {"prompt": "once upon a time", "max_tokens": tokens, "ignore_eos": True}
-    return Call(served, "/v1/completions", {**body, "stream": True})
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    return Call(served, "/v1/completions", {**body, **options})
+
+
+def tokens_of(call: Call) -> int:
+    """Tokens of a whole stream, as the engine counts them: a busy one may send two in an event."""
+    *_, usage, end = call.events()
+    assert end == "[DONE]"
+    return int(json.loads(usage)["usage"]["completion_tokens"])
 
 
 def metric(served: Served, name: str) -> float:
@@ -176,35 +185,105 @@ def test_closing_admission_keeps_running_streams(served):
     assert refused.reply.status == 503
     assert refused.reply.headers["Retry-After"]
     assert refused.json()["error"]["type"] == "service_unavailable_error"
-    assert len(running.events()) == MOST_TOKENS + 1
+    assert tokens_of(running) == MOST_TOKENS
     served.change_door(admit=True)
     assert Call(served, "/v1/completions", {"prompt": "a", "max_tokens": 1}).reply.status == 200
     assert replica_pid(served) == pid
 
 
+def test_a_live_change_that_cannot_work_keeps_the_old_limits(served):
+    """A key file that is not there is refused by the running replica, which goes on as before."""
+    pid = replica_pid(served)
+    served.change_door(api_key_file="/nonexistent/keys")
+    body = {"prompt": "a", "max_tokens": 1}
+    assert Call(served, "/v1/completions", body).reply.status == 200
+    served.change_door()
+    assert replica_pid(served) == pid
+
+
+def test_hanging_up_does_not_dodge_the_token_budget(served):
+    """What was generated for a client that left counts, also where it asked for no stream."""
+    budget = 40
+    path = Path(served.plan.door.api_key_file)
+    key = secrets.token_urlsafe(24)
+    small = {"prompt": "a", "max_tokens": 1}
+
+    def ask() -> Call:
+        return Call(served, "/v1/completions", small, key)
+
+    path.write_text(f"{served.key}\n{key}\n")
+    served.change_door(key_tokens_per_minute=budget)
+    try:
+        wait_until(lambda: ask().reply.status == 200, 5, "the fresh key")
+        body = {"prompt": "once upon a time", "max_tokens": MOST_TOKENS, "ignore_eos": True}
+        before = metric(served, "vllm:generation_tokens_total")
+        hang_up_after(served, body, key, 0.4)
+        wait_until(lambda: metric(served, "vllm:num_requests_running") == 0, 5, "an idle engine")
+        made = metric(served, "vllm:generation_tokens_total") - before
+        assert 0 < made < MOST_TOKENS
+        refused = ask()
+        assert refused.reply.status == 429
+        assert int(refused.reply.headers["Retry-After"]) > 1
+    finally:
+        path.write_text(f"{served.key}\n")
+        served.change_door()
+
+
+def hang_up_after(served: Served, body: dict[str, Any], key: str, seconds: float) -> None:
+    """Ask for an answer that is not streamed, and leave before it can be there."""
+    url = urlsplit(served.url)
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=60)
+    headers = {"Content-Type": "application/json", "x-api-key": key}
+    text = json.dumps({"model": served.model, **body})
+    connection.request("POST", f"{url.path}/v1/completions", text, headers)
+    time.sleep(seconds)
+    connection.close()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All processes below a replica: fork server, engine core, workers."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of them runs any more."""
+    _, alive = psutil.wait_procs(processes, timeout=0)
+    return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def replaced(served: Served, pid: int) -> None:
+    """Wait until another replica answers."""
+
+    def answers() -> bool:
+        try:
+            if replica_pid(served) == pid:
+                return False
+            body = {"prompt": "a", "max_tokens": 1}
+            return Call(served, "/v1/completions", body).reply.status == 200
+        except (OSError, ValueError):  # none is running for a moment
+            return False
+
+    wait_until(answers, 180, "an answer of another replica")
+
+
 def test_a_dead_engine_is_replaced(served):
     """When the engine's core dies, the replica fails its health check and a new one takes over."""
     pid = replica_pid(served)
-    names = {child.pid: child.name() for child in psutil.Process(pid).children(recursive=True)}
-    (core,) = [child for child, name in names.items() if "EngineCor" in name]
-    os.kill(core, signal.SIGKILL)
+    below = family(pid)
+    (core,) = [process for process in below if "EngineCor" in process.name()]
+    core.kill()
+    replaced(served, pid)
+    assert all_gone(below)
 
-    def replaced() -> bool:
-        try:
-            return replica_pid(served) != pid
-        except ValueError:  # none is running, or two are, for a moment
-            return False
 
-    wait_until(replaced, 120, "another replica")
-    wait_until(
-        lambda: (
-            Call(served, "/v1/completions", {"prompt": "a", "max_tokens": 1}).reply.status == 200
-        ),
-        60,
-        "an answer of the new replica",
-    )
-    left = [child for child in names if psutil.pid_exists(child)]
-    assert not left
+def test_nothing_survives_a_replica_that_is_killed_outright(served):
+    """After SIGKILL of the replica its engine is gone at once: the GPUs are free for the next one."""
+    pid = replica_pid(served)
+    below = family(pid)
+    assert len(below) >= 3
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: all_gone(below), 5, "the end of the whole family")
+    replaced(served, pid)
 
 
 def own_port(served: Served) -> int:
@@ -229,6 +308,23 @@ def test_deleting_the_application_drains_it(served):
     refused = Call(direct, "/v1/completions", body)
     assert refused.reply.status == 503
     assert refused.reply.headers["Retry-After"]
-    assert len(running.events()) == MOST_TOKENS + 1
+    assert tokens_of(running) == MOST_TOKENS
     status = Call(served, "/v1/completions", body).reply.status
     assert status in {404, 503}  # no route any more, or not yet gone
+
+
+def test_a_stream_beyond_the_drain_limit_is_cut_and_nothing_is_left(served):
+    """The drain limit holds: when it is over, the replica and its engine are gone."""
+    (override,) = served.config["applications"][0]["deployments"]
+    override["graceful_shutdown_timeout_s"] = 3.0
+    served.ray.deploy(served.config)
+    wait_until(
+        lambda: stream(served, 1).reply.status == 200, 120, "the application, deployed once more"
+    )
+    below = family(replica_pid(served))
+    body = {"prompt": "a", "max_tokens": MOST_TOKENS, "ignore_eos": True, "stream": True, "n": 8}
+    running = [Call(served, "/v1/completions", body) for _ in range(8)]
+    served.ray.deploy({"applications": []})
+    wait_until(lambda: all_gone(below), 20, "the end of the whole family")
+    for call in running:
+        call.close()

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ import yaml
 
 from rayserve.plan import PLAN_KEY
 from rayserve.serve_config import serve_config
-from tests.ray_cluster import RayCluster, free_port, wait_until
+from tests.ray_cluster import RayCluster, wait_until
 from tests.served import first_token, make_plan
 
 SERVE = str(Path(sys.executable).with_name("serve"))
@@ -66,27 +68,43 @@ def refusal(result: subprocess.CompletedProcess) -> str:
     return text
 
 
+@contextmanager
+def running(cluster: RayCluster, log: Path, *arguments: str) -> Iterator[None]:
+    """`serve run …` in the background; ended by Ctrl-C, as a person would."""
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [SERVE, "run", *arguments],
+            stdout=file,
+            stderr=file,
+            env=cluster.environ,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(60)
+
+
 def test_a_plain_serve_run_warns_and_serves(folder, plan, cluster):
     """With nothing prepared it goes through Serve's own proxy, says what is missing, and answers."""
-    command = [SERVE, "run", "rayserve.app:build", f"plan={folder / 'plan.yml'}"]
-    log = (folder / "run.log").open("w+")
-    process = subprocess.Popen(
-        command,
-        stdout=log,
-        stderr=log,
-        env={**cluster.environ, "RAY_SERVE_DEFAULT_HTTP_PORT": str(free_port())},
-        start_new_session=True,
-    )
-    try:
+    log = folder / "run.log"
+    with running(cluster, log, "rayserve.app:build", f"plan={folder / 'plan.yml'}"):
         url = "http://127.0.0.1:8000"
         wait_until(lambda: first_token(url, {}, "demo"), 240, "a token from `serve run`")
-        text = (folder / "run.log").read_text()
+        text = log.read_text()
         assert "warning: the environment of this plan is not set" in text
         assert "RAY_worker_niceness=0" in text
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(60)
-        log.close()
+
+
+def test_the_generated_config_runs(folder, plan, cluster):
+    """`serve run serve.yml` serves under the revision's route, on the plan's port."""
+    path = folder / "generated.yml"
+    config = serve_config(plan)
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    with running(cluster, folder / "config.log", str(path)):
+        url = f"http://127.0.0.1:{plan.endpoint.port}/{plan.revision}"
+        wait_until(lambda: first_token(url, {}, "demo"), 240, "a token from the generated config")
 
 
 def test_an_unknown_argument_is_refused(folder, plan):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks import bad_bodies, bad_sockets
+from benchmarks import bad_bodies, bad_sockets, overhead
 from benchmarks.load import OUTPUT_TOKENS, PROMPT_WORDS, prompts, request_body
 from benchmarks.soak import CUT_SHARE, jobs
 from benchmarks.stacks import server_flags
 from benchmarks.wire import Reply
+from rayserve.bench import Round
 from tests.bad_requests import load
 
 CASES = load()
@@ -89,3 +92,43 @@ def test_arguments_become_flags_of_vllms_server():
         "--enforce-eager", "--no-trust-remote-code", "--seed", "0", "--a-list", "x", "y",
         "--override-generation-config", '{"top_k": 4}',
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments, complete",
+    [
+        ([], True),
+        (["--rounds", "6"], True),
+        (["--rounds", "4"], False),
+        (["--start-rounds", "0"], False),
+        (["--stacks", "vllm", "rayserve"], False),
+        (["--concurrency", "1", "8"], False),
+    ],
+)
+def test_only_a_whole_comparison_becomes_the_result(arguments, complete):
+    """A run that leaves something out never replaces build/bench/overhead.json."""
+    assert overhead.is_complete(overhead.options(arguments)) is complete
+
+
+def test_the_report_has_a_row_for_each_stack_and_concurrency():
+    """The result file carries the agreed keys, the bars and every round."""
+    rounds = [
+        Round(stack, concurrency, 900.0, 20.0, 30.0, 4.0, 5.0, 1.0, 8)
+        for stack in overhead.COMMANDS
+        for concurrency in (1, 8, 32)
+        for _ in range(5)
+    ]
+    times = {"vllm": [40.0, 41.0], "rayserve": [44.0, 45.0]}
+    reads = dict.fromkeys(overhead.COMMANDS, 1.0)
+    report, verdicts = overhead._report(rounds, reads, {"cold": times, "second": times})
+    json.dumps(report)
+    keys = {"stack", "concurrency", "tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "rounds"}
+    assert all((keys | {"events_per_token"}) <= row.keys() for row in report["rows"])
+    assert [(row["stack"], row["concurrency"], row["rounds"]) for row in report["rows"]][:2] == [
+        ("vllm", 1, 5),
+        ("vllm", 8, 5),
+    ]
+    assert len(report["rows"]) == 9
+    failed = [verdict.name for verdict in verdicts if not verdict.passed]
+    assert failed == ["tokens/s at 32 against ray.serve.llm"]
+    assert any("cold start" in verdict.name for verdict in verdicts)

@@ -12,6 +12,7 @@ import pytest
 from rayserve.demo import chat, cluster, host, local_ray, run
 from rayserve.demo.interrupts import Interrupts
 from rayserve.demo.serve_api import AppStatus
+from rayserve.demo.workdir import Running
 from rayserve.errors import HostError, StartError
 
 ANSWER = chat.Answer("a b", 7, 2, 2, 0.05, 0.01)
@@ -145,6 +146,18 @@ def test_ctrl_c_at_any_moment_stops_what_was_started(world, moment):
     assert not (world.folder / "demo.json").exists()
     assert not (world.folder / "keys").exists()
     os.close(run.WorkDir(world.folder).lock())  # free again
+
+
+def test_what_an_earlier_demo_left_is_swept_first(world, tmp_path):
+    """When a keeper was killed, the next demo in the folder removes what remained."""
+    left = tmp_path / "rsd-left"
+    left.mkdir()
+    world.folder.mkdir()
+    work = run.WorkDir(world.folder)
+    work.write_running(Running("no-such-demo", 1, 0.0, str(left), "http://127.0.0.1:1/v1"))
+    assert start(world.options(), io.StringIO())[0] == 0
+    assert not left.exists()
+    assert not work.state.exists()
 
 
 def test_keep_leaves_it_running_and_says_how_to_stop_it(world):

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from rayserve.errors import HostError
+from rayserve.serving import body as body_module
 from rayserve.serving import door as door_module
 from tests.unit.door_client import (
     CHAT,
@@ -240,7 +241,7 @@ async def test_a_draining_replica_reads_the_body_before_it_closes(monkeypatch):
     endless = await client.request("POST", CHAT, headers=[JSON], chunks=[b"x" * 1000] * 9)
     assert endless.status == 503
     assert client.incoming.qsize() == 4
-    monkeypatch.setattr(door_module, "DISCARD_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(body_module, "DISCARD_TIMEOUT_S", 0.01)
     silent = await Client(client.door).request("POST", CHAT, headers=[JSON], chunks=[])
     assert silent.status == 503
 
@@ -303,7 +304,7 @@ async def test_a_client_that_leaves_during_its_body_gets_no_answer():
 
 async def test_a_body_that_never_arrives_times_out(monkeypatch):
     """A client that keeps its body back loses its slot after the body timeout."""
-    monkeypatch.setattr(door_module, "BODY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(body_module, "BODY_TIMEOUT_S", 0.01)
     client = Client(ready_door(App()))
     answer = await client.request("POST", CHAT, headers=[JSON], chunks=[])
     assert answer.status == 408
@@ -331,7 +332,8 @@ async def test_the_slot_is_released_once_on_every_way_out(way):
     app.gate.clear()
     door = ready_door(app)
     other = asyncio.create_task(Client(door).post())
-    await asyncio.sleep(0)
+    for _ in range(3):  # the app runs in a task of its own
+        await asyncio.sleep(0)
     if way == "raises":
         app.raises = RuntimeError("engine")
     client = Client(door)
@@ -607,3 +609,46 @@ async def test_a_door_without_a_plan_lets_nobody_in():
         assert (await client.request("GET", path, headers=[bearer()])).status == 401
     assert (await client.request("GET", "/ready")).status == 503
     assert app.scopes == []
+
+
+async def test_a_cancelled_request_reaches_the_app_as_a_disconnect(tmp_path):
+    """An app that generates in a task of its own ends it, though only the handler was cancelled."""
+    ended = asyncio.Event()
+
+    async def generate() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async def app(scope, receive, send) -> None:
+        await receive()
+        work = asyncio.ensure_future(generate())
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        work.cancel()
+
+    door = ready_door(app, api_key_file=key_file(tmp_path, KEY))
+    body = json.dumps({"model": "m", "messages": []}).encode()
+    first = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive():
+        message = next(first, None)
+        if message is None:
+            await asyncio.Event().wait()
+        return message
+
+    async def send(message) -> None:
+        raise AssertionError(message)
+
+    headers = [bearer(), JSON]
+    scope = {"type": "http", "method": "POST", "path": CHAT, "root_path": "", "headers": headers}
+    request = asyncio.ensure_future(door(scope, receive, send))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert door.in_flight == 1
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await asyncio.wait_for(ended.wait(), 1)
+    assert door.in_flight == 0

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rayserve.errors import RayserveError, Where
 from rayserve.planner import build_plan
 from rayserve.planner.catalogue import GIB, gpus, ray_labels
-from rayserve.planner.memory import Cut, kv_bytes_per_token, weights_bytes
+from rayserve.planner.memory import Cut, kv_bytes_per_token, lora_bytes, weights_bytes
 from rayserve.planner.profile import read_profile, scaled_bits
+from rayserve.planner.render import table
 from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
 
@@ -30,13 +31,14 @@ def config(name: str):
     return json.loads((CONFIGS / f"{name}.json").read_text())
 
 
-def plan(add: str = "", model=None, **swaps: str):
+def plan(add: str = "", model=None, draft=None, digests=None, **swaps: str):
     """The plan of the base spec with changes: sections added, values replaced."""
     tree = yaml.safe_load(BASE + add)
     text = yaml.safe_dump(tree)
     for old, new in swaps.items():
         text = text.replace(old, new)
-    return build_plan(parse_spec(text, "cluster.yml"), model or MODEL, "0" * 64)
+    spec = parse_spec(text, "cluster.yml")
+    return build_plan(spec, model or MODEL, "0" * 64, draft_config=draft, digests=digests)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,96 @@ def test_mla_cache_is_the_same_on_every_rank():
     profile = read_profile(config("deepseek-v3"), HERE)
     assert kv_bytes_per_token(profile, Cut(8, 1), "auto") == 61 * 576 * 2
     assert kv_bytes_per_token(profile, Cut(1, 1), "auto") == 61 * 576 * 2
+
+
+def test_lora_slots_follow_from_the_layers():
+    """Slots x rank x (in + out) of each linear layer; what tensor parallelism cuts is cut."""
+    profile = read_profile(config("llama-70b"), HERE)
+    hidden, kv, mlp = 8192, 1024, 28672
+    linears = 4 * hidden + 2 * (hidden + kv) + 3 * (hidden + mlp)
+    vocabulary = 2 * (hidden + 128256)
+    whole = lora_bytes(profile, Cut(1, 1), slots=2, rank=16)
+    assert whole == 2 * 16 * 2 * (80 * linears + vocabulary)
+    cut = lora_bytes(profile, Cut(4, 1), slots=2, rank=16)
+    assert whole / 4 < cut < whole
+    assert lora_bytes(profile, Cut(1, 1), slots=0, rank=16) == 0
+
+
+LORA = "  lora: {adapters: [{name: a, path: /srv/a}, {name: b, path: /srv/b}]}\n"
+DRAFT = "  speculative: {method: draft_model, model: /srv/draft, num_tokens: 4"
+
+
+def test_adapters_take_from_the_cache():
+    """Slots for LoRA adapters are a term of the estimate, and the KV cache is smaller by it."""
+    plain, adapted = plan().memory, plan(LORA).memory
+    assert adapted.lora_bytes > 0 == plain.lora_bytes
+    assert adapted.kv_bytes == plain.kv_bytes - adapted.lora_bytes
+
+
+def test_a_draft_model_takes_from_the_cache():
+    """Weights and KV cache of a draft model are counted from its own config.json."""
+    plain = plan().memory
+    drafted = plan(DRAFT + ", config: draft.json}\n", draft=config("llama-8b")).memory
+    draft = read_profile(config("llama-8b"), HERE)
+    assert drafted.draft_bytes == weights_bytes(draft, Cut(8, 1), 0)
+    assert drafted.kv_bytes == plain.kv_bytes - drafted.draft_bytes
+    added = drafted.kv_bytes_per_token - plain.kv_bytes_per_token
+    assert added == kv_bytes_per_token(draft, Cut(8, 1), "auto")
+    assert drafted.uncounted == []
+
+
+@pytest.mark.parametrize(
+    "add", [DRAFT + "}\n", "  speculative: {method: mtp, num_tokens: 1}\n"], ids=["draft", "mtp"]
+)
+def test_what_is_not_counted_is_said(add):
+    """With a draft model of unknown size the plan does not say that it fits, and says why."""
+    made = plan(add)
+    assert any(note.startswith("Not counted: ") for note in made.notes)
+    assert "may fit" in table(made)
+    assert " fits" not in table(made).splitlines()[0]
+    assert table(plan()).splitlines()[0].endswith(" fits")
+
+
+def test_ngram_guesses_without_memory():
+    """A guess from the prompt takes no weights, and leaves nothing uncounted."""
+    assert plan("  speculative: {method: ngram, num_tokens: 4}\n").memory.uncounted == []
+
+
+@pytest.mark.parametrize(
+    "add, mode",
+    [
+        ("", "interactivity"),
+        ("  engine_args: {performance_mode: balanced}\n", "balanced"),
+        ("  engine_args: {cudagraph_capture_sizes: [1, 2]}\n", None),
+        ("  engine_args: {compilation_config: {cudagraph_capture_sizes: [1, 2]}}\n", None),
+        ("  scheduling: {cuda_graphs: false}\n", None),
+    ],
+)
+def test_graphs_of_every_small_batch(add, mode):
+    """A GPU records a graph for each small batch, unless a person says which graphs; set once."""
+    names = [item.name for item in plan(add).replica.engine_args]
+    assert names.count("performance_mode") == (mode is not None)
+    assert plan(add).replica.engine_arguments().get("performance_mode") == mode
+
+
+def test_the_content_of_small_files_is_in_the_revision():
+    """Another chat template is another revision; one that could not be read is told in a note."""
+    add = "  chat: {template_file: /srv/chat.jinja}\n"
+    one, two = (plan(add, digests={"/srv/chat.jinja": digit * 64}) for digit in "12")
+    assert one.revision != two.revision
+    assert [item.name for item in one.replica.content] == ["/srv/chat.jinja"]
+    assert not any("/srv/chat.jinja" in note for note in one.notes)
+    blind = plan(add)
+    assert blind.replica.content == []
+    assert any("/srv/chat.jinja" in note for note in blind.notes)
+
+
+@pytest.mark.parametrize("swap, source", [("path: /srv/models/m", "path"), ("hf_id: a/b", "hub")])
+def test_a_plan_says_where_the_model_is(swap, source):
+    """A folder and an id are told apart by the spec's key, not by their looks."""
+    add = "" if source == "path" else "    revision: abc\n"
+    made = plan(**{"path: /srv/models/m": swap + "\n" + add if add else swap})
+    assert made.replica.model_source == source
 
 
 def test_a_checkpoint_size_replaces_the_shapes():

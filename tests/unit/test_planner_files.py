@@ -108,6 +108,40 @@ def test_check_fails_when_a_comment_of_the_spec_changed(env):
     assert run("plan", env, "--check").exit_code == 2
 
 
+def replan(env: Path):
+    """Plan again, and read the plan."""
+    assert run("plan", env).exit_code == 0
+    plan = files(env)[0]
+    return parse_plan(yaml.safe_load(plan.read_text()), str(plan))
+
+
+def test_an_edit_of_the_chat_template_is_another_revision(env, tmp_path):
+    """The content of a template that is at hand counts, not only its name."""
+    template = tmp_path / "chat.jinja"
+    spec = env / "group_vars" / "all" / "cluster.yml"
+    spec.write_text(
+        spec.read_text().replace("  chat:\n", f"  chat:\n    template_file: {template}\n")
+    )
+    template.write_text("one")
+    first = replan(env)
+    template.write_text("two")
+    second = replan(env)
+    assert first.revision != second.revision
+    template.unlink()
+    assert replan(env).revision == second.revision  # its digest is in the plan on disk
+
+
+def test_relative_paths_of_a_local_spec_lie_beside_it(env, monkeypatch, tmp_path):
+    """A local plan holds absolute paths, whatever folder it is made from."""
+    spec = env / "group_vars" / "all" / "cluster.yml"
+    text = spec.read_text().replace("profile: production", "profile: local")
+    spec.write_text(text.replace("path: /srv/models/llama-3.1-405b-instruct-w4a16", "path: w4"))
+    here = replan(env)
+    monkeypatch.chdir(tmp_path)
+    assert here == replan(env)
+    assert here.replica.model == str(spec.parent / "w4")
+
+
 def test_json_output(env):
     """--json prints the plan and the files that change, and nothing else."""
     report = json.loads(run("plan", env, "--json").output)

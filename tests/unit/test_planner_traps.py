@@ -7,6 +7,7 @@ a door, without a word. Each has a test here that names it.
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -15,16 +16,19 @@ from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.planner import build_plan
 from rayserve.serve_config import serve_config
 from rayserve.spec import parse_spec
-from tests.bad_specs import CASES, CONFIG
+from tests.bad_specs import CASES, CONFIG, ROOT
 from tests.golden_specs import SPECS, plan_of
 
 BASE = yaml.safe_load(CASES.read_text())["base"]
 MODEL = json.loads(CONFIG.read_text())
 
 
-def plan(add: str = "", swap: tuple[str, str] = ("", "")):
-    """The plan of the base spec with a change."""
-    text = BASE.replace(*swap) if swap[0] else BASE
+def plan(add: str = "", swap: tuple[str, str] = ("", ""), also: tuple[str, str] = ("", "")):
+    """The plan of the base spec with changes."""
+    text = BASE
+    for old, new in (swap, also):
+        assert old in BASE
+        text = text.replace(old, new) if old else text
     return build_plan(parse_spec(text + add, "cluster.yml"), MODEL, "0" * 64)
 
 
@@ -78,11 +82,13 @@ def test_trap_engine_start_limit_of_600_seconds():
 
 
 def test_trap_stream_batching():
-    """ray.serve.llm batches tokens for 50 ms: our Serve config runs our own app, with no such knob."""
-    text = json.dumps(serve_config(plan()))
-    assert "rayserve.app:build" in text
-    assert "ray.serve.llm" not in text
-    assert "stream_batching" not in text
+    """ray.serve.llm batches tokens for 50 ms: what Serve runs is our own app, and nothing imports it."""
+    (application,) = serve_config(plan())["applications"]
+    assert application["import_path"] == "rayserve.app:build"
+    imports = re.compile(r"^\s*(from|import)\s+ray\.(serve\.)?llm", re.MULTILINE)
+    sources = [path.read_text() for path in (ROOT / "rayserve").rglob("*.py")]
+    assert len(sources) > 40
+    assert not any(imports.search(source) for source in sources)
 
 
 @pytest.mark.parametrize(
@@ -96,23 +102,57 @@ def test_trap_api_key_that_nobody_checks(add):
         plan(add)
 
 
+ONE_HOST = ("hosts: 2", "hosts: 1")
+LOOPBACK = ("host: 0.0.0.0", "host: 127.0.0.1")
+
+
 def test_trap_haproxy_on_every_address():
-    """HAProxy binds 0.0.0.0 without TLS: it needs keys, and the plan says what it binds."""
-    with pytest.raises(SpecError, match=r"0\.0\.0\.0"):
+    """Serve's default for HAProxy is 0.0.0.0, without TLS: what the spec says is bound, and noted."""
+    with pytest.raises(SpecError, match="api_key_file"):
         plan(swap=("    api_key_file: /etc/rayserve/api_keys", "    ingress: haproxy"))
-    made = plan(swap=("    api_key_file", "    host: 127.0.0.1\n    api_key_file"))
-    assert made.endpoint.host == "0.0.0.0"
+    made = plan()
+    assert serve_config(made)["http_options"]["host"] == made.endpoint.host == "0.0.0.0"
     assert any("without TLS" in note for note in made.notes)
+    private = plan(swap=ONE_HOST, also=LOOPBACK)
+    assert serve_config(private)["http_options"]["host"] == "127.0.0.1"
+    assert not any("without TLS" in note for note in private.notes)
+    assert any("8404" in note for note in private.notes)
+
+
+def test_trap_haproxy_that_reaches_no_replica():
+    """Replicas bind HAProxy's own address: one that it does not reach them by is refused."""
+    with pytest.raises(SpecError, match="other of 2 hosts"):
+        plan(swap=LOOPBACK)
+    with pytest.raises(SpecError, match="by loopback"):
+        plan(swap=ONE_HOST, also=("host: 0.0.0.0", "host: 10.0.0.5"))
 
 
 @pytest.mark.parametrize("drain_s", [30, 600, 4000])
 def test_trap_haproxy_cuts_old_streams(drain_s):
-    """A reload kills streams older than HAProxy's hard stop (120 s): ours lies above the drain limit."""
+    """HAProxy's hard stop (120 s) kills streams after a reload: ours lies above the drain limit."""
     env = environment(add=f"  timeouts:\n    drain_s: {drain_s}\n")
     hard_stop_s = int(env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
     assert hard_stop_s > drain_s
     assert int(env["RAY_SERVE_PORT_QUARANTINE_S"]) > hard_stop_s
     assert int(env.get("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", 3600)) >= drain_s
+
+
+@pytest.mark.parametrize(
+    "add, stream_s",
+    [
+        ("  slo: {tpot_ms: 100}\n  door: {max_tokens: 8000}\n", 800),
+        ("  slo: {tpot_ms: 100}\n", 1638.4),
+        ("  door: {max_tokens: 16000}\n", 800),
+    ],
+    ids=["promised", "whole context", "assumed"],
+)
+def test_trap_haproxy_cuts_the_longest_stream(add, stream_s):
+    """Growth reloads HAProxy too: its hard stop lies above the longest answer, and says of what."""
+    (item,) = [
+        item for item in plan(add).environment if item.name == "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+    ]
+    assert stream_s < int(item.value) < stream_s + 60
+    assert ("assumed" in item.reason) == ("tpot" not in add)
 
 
 def test_trap_stream_cut_after_20_seconds():
@@ -137,17 +177,26 @@ def test_trap_scaling_edit_restarts_the_model():
     """Scaling settings inside `args` restart a replica: they, and all limits, stand in the override."""
     first = serve_config(plan())["applications"][0]
     changed = plan(
-        "  replicas:\n    max: 2\n  door:\n    max_queued: 1\n  timeouts:\n    drain_s: 60\n"
+        "  replicas:\n    max: 2\n  door: {max_queued: 1, max_body_mib: 1, max_n: 2,"
+        " key_concurrency: 3, key_tokens_per_minute: 9, retry_after_s: 7}\n"
+        "  timeouts:\n    drain_s: 60\n"
     )
     second = serve_config(changed)["applications"][0]
-    assert first["args"]["replica"] == second["args"]["replica"]
+    assert first["args"] == second["args"]
     assert first["deployments"] != second["deployments"]
     assert changed.revision == plan().revision
+    # The one limit at the door that the engine has too, as the reference says.
+    assert plan("  door: {max_tokens: 4096}\n").revision != plan().revision
+
+
+def test_trap_open_dashboard():
+    """Ray's dashboard runs what anybody sends it: in production every node asks for Ray's token."""
+    assert environment()["RAY_AUTH_MODE"] == "token"
 
 
 @pytest.mark.parametrize("port", [8265, 6379, 8404, 9101])
-def test_trap_open_dashboard(port):
-    """Nothing of ours listens on a port of Ray's open dashboard and HAProxy's statistics."""
+def test_trap_taken_port(port):
+    """Nothing of ours listens on a port of Ray's dashboard and HAProxy's statistics."""
     with pytest.raises(SpecError, match="a port of its own"):
         plan(swap=("    api_key_file", f"    port: {port}\n    api_key_file"))
 
@@ -183,9 +232,14 @@ def test_trap_sampling_from_a_file_of_the_checkpoint():
     assert args["override_generation_config"] == {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
 
 
-def test_trap_default_length_of_an_answer_is_a_cap():
-    """A max_new_tokens default would cap what clients ask for, so there is none."""
-    assert "max_new_tokens" not in plan().replica.engine_arguments()["override_generation_config"]
+@pytest.mark.parametrize("add, cap", [("", None), ("  door: {max_tokens: 4096}\n", 4096)])
+def test_trap_answer_without_a_limit(add, cap):
+    """A request that names no max_tokens passes the door: the engine caps it at door.max_tokens."""
+    made = plan(add)
+    sampling = made.replica.engine_arguments()["override_generation_config"]
+    assert sampling.get("max_new_tokens") == cap
+    # Without one, the context is the bound, and the door's is the same.
+    assert made.door.max_tokens == (cap or made.replica.engine_arguments()["max_model_len"])
 
 
 def test_trap_inherited_switches():

@@ -64,6 +64,10 @@ def test_what_may_change_live_is_not_among_the_arguments(one_host):
             "door": one_host.door.model_copy(update={"max_queued": 7}),
             "scaling": one_host.scaling.model_copy(update={"upscale_delay_s": 77.0}),
             "timeouts": one_host.timeouts.model_copy(update={"drain_s": 777.0}),
+            "environment": [
+                item.model_copy(update={"value": "999"}) if item.name.endswith("_S") else item
+                for item in one_host.environment
+            ],
         }
     )
     before, after = serve_config(one_host), serve_config(changed)
@@ -96,13 +100,13 @@ def test_no_secret_is_in_the_serve_config(one_host):
 @pytest.mark.parametrize(
     "environ, missing",
     [
-        ({}, ["A=1", "B=x"]),
-        ({"A": "1"}, ["B=x"]),
-        ({"A": "2", "B": "x"}, ["A=1"]),
-        ({"A": "1", "B": "x", "C": "3"}, []),
+        ({}, ["A=1", "B=x", "C="]),
+        ({"A": "1", "C": "9"}, ["B=x"]),
+        ({"A": "2", "B": "x", "C": "9"}, ["A=1"]),
+        ({"A": "1", "B": "x", "C": "3", "D": "4"}, []),
     ],
 )
 def test_missing_environment_names_what_lacks_or_differs(environ, missing):
     """Each assignment that the environment does not hold, and nothing else."""
-    required = [NamedValue(name="A", value=1), NamedValue(name="B", value="x")]
+    required = [NamedValue(name=n, value=v) for n, v in [("A", 1), ("B", "x"), ("C", "")]]
     assert missing_environment(required, environ) == missing

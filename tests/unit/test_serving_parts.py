@@ -7,6 +7,9 @@ import logging
 
 import pytest
 
+from rayserve.errors import HostError
+from rayserve.serve_config import HAPROXY_SWITCH
+from rayserve.serving.guards import check_keys
 from rayserve.serving.ledger import (
     LEDGER,
     PHASE_FILE,
@@ -14,6 +17,7 @@ from rayserve.serving.ledger import (
     PhaseHandler,
     StartLedger,
     append,
+    write_logging_config,
 )
 from rayserve.serving.load import WINDOW_S, EngineLoad
 
@@ -94,3 +98,48 @@ def test_a_step_replaces_the_counts():
     load.step(1.0, running=3, waiting=2, kv_usage=0.5)
     load.step(2.0, running=1, waiting=0, kv_usage=0.1)
     assert (load.running, load.waiting, load.kv_usage, load.steps) == (1, 0, 0.1, 2)
+
+
+@pytest.mark.parametrize(
+    "file, profile, environ, host, allowed",
+    [
+        ("/keys", "production", {HAPROXY_SWITCH: "1"}, "0.0.0.0", True),
+        ("", "local", {}, "127.0.0.1", True),
+        ("", "local", {}, "localhost", True),
+        ("", "local", {}, "::1", True),
+        ("", "local", {}, "0.0.0.0", False),
+        ("", "local", {}, "gateway.internal", False),
+        ("", "local", {HAPROXY_SWITCH: "1"}, "127.0.0.1", False),
+        ("", "production", {}, "127.0.0.1", False),
+    ],
+)
+def test_a_door_without_keys_is_for_a_local_plan_on_loopback(file, profile, environ, host, allowed):
+    """Anything else without keys is refused, whoever deploys it."""
+    if allowed:
+        check_keys(file, profile, environ, host)
+    else:
+        with pytest.raises(HostError, match="API key file"):
+            check_keys(file, profile, environ, host)
+
+
+def test_the_logging_level_that_the_environment_asks_for_is_kept(tmp_path, monkeypatch):
+    """Our configuration replaces vLLM's own, which is where it would read the level."""
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "debug")
+    config = json.loads(write_logging_config(tmp_path).read_text())
+    assert config["loggers"]["vllm"]["level"] == "DEBUG"
+    assert config["handlers"]["vllm"]["level"] == "DEBUG"
+
+
+def test_a_disk_that_is_full_stops_no_engine(tmp_path, monkeypatch):
+    """The phase is lost; the message that carried it goes on."""
+    monkeypatch.setenv(PHASE_FILE, str(tmp_path / "no" / "such" / "folder"))
+    PhaseHandler().emit(record("Loading weights took %.2f seconds", 1.0))
+
+
+def test_a_phase_line_that_was_cut_short_is_skipped(tmp_path):
+    """What can be read is kept."""
+    file = tmp_path / "phases.jsonl"
+    file.write_text('{"phase": "weights", "seconds": 2.0}\n{"phase": "pro')
+    ledger = StartLedger("abc")
+    ledger.read_engine_phases(file)
+    assert ledger.phases == {"weights": 2.0}

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from rayserve.documents import MAX_BYTES, load_document
 from rayserve.errors import SpecError
-from rayserve.spec import ClusterSpec, parse_spec
+from rayserve.spec import ClusterSpec, absolute_paths, parse_spec
 from rayserve.spec.rules import RULES
+from rayserve.spec.words import section_of
 from tests.bad_specs import CASES, ROOT, load
 
 BAD = load()
@@ -67,6 +68,53 @@ def test_good_spec_is_read_as_written():
     assert spec.endpoint.ingress == "haproxy"
     assert spec.where("limits", "max_model_len").line == 14
     assert spec.where("limits", "max_num_seqs").line == 13
+
+
+RELATIVE = {
+    "name": "laptop",
+    "profile": "local",
+    "state_dir": "state",
+    "node_pools": [{"name": "laptop", "hosts": 1, "gpu": "cpu", "gpus_per_host": 1}],
+    "model": {"path": "../model", "served_name": "m", "config": "model/config.json"},
+    "chat": {"template_file": "chat.jinja"},
+    "endpoint": {"api_key_file": "/etc/keys"},
+    "lora": {"adapters": [{"name": "a", "path": "./lora/a"}]},
+}
+
+
+def test_relative_paths_are_completed():
+    """What lies on the hosts gets the folder of cluster.yml; an absolute path stays, as does config."""
+    spec = parse_spec(yaml.safe_dump({"rayserve_cluster": RELATIVE}), "cluster.yml")
+    full = absolute_paths(spec, "/home/someone/cluster")
+    assert full.state_dir == "/home/someone/cluster/state"
+    assert full.model.path == "/home/someone/model"
+    assert full.chat.template_file == "/home/someone/cluster/chat.jinja"
+    assert full.lora.adapters[0].path == "/home/someone/cluster/lora/a"
+    assert full.endpoint.api_key_file == "/etc/keys"
+    assert full.kv_offload.nvme_dir == ""
+    assert full.model.config == "model/config.json"
+    assert full.where("model", "path") == spec.where("model", "path")
+
+
+def test_every_path_of_a_spec_is_completed():
+    """No field that is called a path, a file or a folder on the hosts is forgotten."""
+    full = absolute_paths(ClusterSpec.model_validate(_all_paths("x")), "/f").model_dump()
+    assert full == ClusterSpec.model_validate(_all_paths("/f/x")).model_dump()
+
+
+def _all_paths(path: str) -> dict[str, Any]:
+    names = {
+        (key, name)
+        for key, field in ClusterSpec.model_fields.items()
+        if (section := section_of(field)) is not None
+        for name in section.model_fields
+        if name.endswith(("_file", "_dir", "path"))
+    }
+    tree: dict[str, Any] = {**RELATIVE, "state_dir": path}
+    tree["lora"] = {"adapters": [{"name": "a", "path": path}]}
+    for key, name in names:
+        tree[key] = {**tree.get(key, {}), name: path}
+    return tree
 
 
 def test_a_spec_does_not_change():
