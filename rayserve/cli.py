@@ -13,18 +13,54 @@ from typing import Any, NoReturn
 import click
 
 from rayserve import __version__
-from rayserve.errors import RayserveError
+from rayserve.errors import RayserveError, UsageError
 
 
 class Commands(click.Group):
     """A group that ends a command with the error's own exit code, and with JSON under `--json`."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Parse the group's own options; a wrong one is JSON too under `--json`."""
+        try:
+            return super().make_context(*args, **extra)
+        except click.ClickException as error:
+            _fail_usage(error)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a RayserveError becomes its message and its exit code."""
+        """Run the command; every failure becomes one message and an exit code."""
         try:
             return super().invoke(ctx)
         except RayserveError as error:
-            _fail(error, as_json="--json" in sys.argv)
+            _fail(error, as_json=_wants_json())
+        except click.ClickException as error:
+            _fail_usage(error)
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click ends the process as it should
+        except Exception as error:  # noqa: BLE001 - entry of a process: no traceback for a person
+            _fail(_unexpected(error), as_json=_wants_json())
+
+
+def _wants_json() -> bool:
+    return "--json" in sys.argv
+
+
+def _fail_usage(error: click.ClickException) -> NoReturn:
+    if not _wants_json():
+        raise error
+    _fail(UsageError(error.format_message(), do="see --help"), as_json=True)
+
+
+def _unexpected(error: Exception) -> RayserveError:
+    """What no command has foreseen, with the line that a report of it must name."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return RayserveError(
+        "a command that ends as foreseen",
+        found=f"{type(error).__name__}: {str(error)[:300]}{place}",
+        do="check the input; if it is sound, this is an error of rayserve: report it",
+    )
 
 
 def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
@@ -66,25 +102,22 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
     ]
     stale = [str(path) for path, diff in zip(planned.texts, diffs, strict=True) if diff]
+    known = [diff for path, diff in zip(planned.texts, diffs, strict=True) if path.is_file()]
+    # Written first, printed after: a reader that goes away does not cost the files.
+    if stale and not dry_run and not only_check:
+        inventory.write_all(planned.texts)
+    if not as_json:
+        click.echo("\n".join([table(planned.plan), *filter(None, known)]))
+    if only_check and stale:
+        raise PlanError(
+            "plan and Serve config as the spec gives them",
+            found=f"{', '.join(stale)} differs",
+            do=f"run `rayserve plan {spec}`, look at the diff and commit it",
+        )
     if as_json:
         report = {"plan": planned.plan.as_dict(), "changed": stale}
         click.echo(json.dumps(report, ensure_ascii=False))
-    else:
-        click.echo(table(planned.plan))
-        known = [diff for path, diff in zip(planned.texts, diffs, strict=True) if path.is_file()]
-        for diff in filter(None, known):
-            click.echo(diff)
-    if only_check:
-        if stale:
-            raise PlanError(
-                "plan and Serve config as the spec gives them",
-                found=f"{', '.join(stale)} differs",
-                do=f"run `rayserve plan {spec}`, look at the diff and commit it",
-            )
-        return
-    if stale and not dry_run:
-        inventory.write_all(planned.texts)
-    if not as_json:
+    elif not only_check:
         verb = "would write" if dry_run else "wrote"
         click.echo(f"{verb} {', '.join(stale)}" if stale else "unchanged")
 

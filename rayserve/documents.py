@@ -8,6 +8,7 @@ what the program reads, and a hostile file costs nothing.
 from __future__ import annotations
 
 import math
+import reprlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from rayserve.errors import SpecError, Where
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
+MAX_BITS = 63
 TEMPLATE_MARKS = ("{{", "{%", "{#")
 Loc = tuple[str | int, ...]
 
@@ -39,6 +41,17 @@ class Document:
             if loc[:end] in self.lines:
                 return Where(self.path, self.lines[loc[:end]], dotted(loc) or None)
         return Where(self.path, None, dotted(loc) or None)
+
+
+def brief(value: object) -> str:
+    """A value as a message shows it: at most 80 characters, and cheap however large it is."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxlist, short.maxdict = 3, 4, 4
+    short.maxstring = short.maxother = short.maxlong = 80
+    try:
+        return short.repr(value)[:80]
+    except ValueError:  # an integer with more digits than Python writes
+        return f"a {type(value).__name__}"
 
 
 def dotted(loc: Loc) -> str:
@@ -165,8 +178,8 @@ class _Builder:
         if node.tag != "tag:yaml.org,2002:str":
             raise SpecError(
                 "keys that are text",
-                found=f"{node.value} (YAML reads it as {node.tag.rpartition(':')[2]})",
-                do=f'write "{node.value}" in quotes, or another key',
+                found=f"{node.value[:60]} (YAML reads it as {node.tag.rpartition(':')[2]})",
+                do=f'write "{node.value[:60]}" in quotes, or another key',
                 where=Where(self.path, line),
             )
         return str(node.value)
@@ -187,10 +200,17 @@ class _Builder:
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             raise SpecError(
                 "a value that YAML can read",
-                found=f"{node.value!r} ({error})",
+                found=f"{brief(node.value)} ({error})",
                 do="put it in quotes if it is text",
                 where=Where(self.path, line, dotted(loc)),
             ) from None
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise SpecError(
+                f"whole numbers of at most {MAX_BITS} bits",
+                found=node.value[:60],
+                do="write a smaller number, or put it in quotes if it is text",
+                where=Where(self.path, line, dotted(loc)),
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise SpecError(
                 "a finite number",

