@@ -323,7 +323,8 @@ def test_a_stream_beyond_the_drain_limit_is_cut_and_nothing_is_left(served):
     )
     below = family(replica_pid(served))
     # Far more than can be done within the limit and the time that the family is given below.
-    body = {"prompt": "a", "max_tokens": MOST_TOKENS, "ignore_eos": True, "stream": True, "n": 4}
+    body = {"prompt": "a", "max_tokens": MOST_TOKENS, "ignore_eos": True, "stream": True}
+    body |= {"n": 4, "temperature": 1.0}  # greedy sampling takes no n
     running = [Call(served, "/v1/completions", body) for _ in range(16)]
     assert {call.reply.status for call in running} == {200}
     served.ray.deploy({"applications": []})
