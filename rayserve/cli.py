@@ -128,10 +128,12 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
 @click.option("--systemd", is_flag=True, help="Print KEY=VALUE lines, for an EnvironmentFile.")
 def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
     """Print what every Ray node needs in its environment before Ray starts."""
+    from rayserve.ingress import node_environment
     from rayserve.inventory import read_plan
     from rayserve.planner.render import environment_lines
 
-    click.echo(environment_lines(read_plan(plan_file), as_json=as_json, systemd=systemd))
+    values = node_environment(read_plan(plan_file))
+    click.echo(environment_lines(values, as_json=as_json, systemd=systemd))
 
 
 @main.command()

@@ -103,5 +103,10 @@ def missing_environment(required: list[NamedValue], environ: Mapping[str, str]) 
     return [
         f"{item.name}={item.value}"
         for item in required
-        if environ.get(item.name) is None or str(item.value) not in {"", environ[item.name]}
+        if item.name not in environ or not _same(item, environ[item.name])
     ]
+
+
+def _same(item: NamedValue, value: str) -> bool:
+    """Whether a node's value is the required one; a path is the node's own."""
+    return item.name.endswith("_PATH") or str(item.value) in {"", value}

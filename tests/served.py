@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from rayserve.demo.model import make_model
+from rayserve.ingress import node_environment
 from rayserve.inventory import locate
 from rayserve.inventory import make_plan as plan_files
 from rayserve.plan import Plan
@@ -92,7 +93,7 @@ def start_ray(
     # Whoever has a ~/.ray/auth_token would otherwise get a Ray that these tests cannot ask.
     env.setdefault("RAY_AUTH_MODE", "disabled")
     if haproxy:
-        env |= {item.name: str(item.value) for item in plan.environment}
+        env |= node_environment(plan)
         # Several Rays may share this machine; HAProxy's own ports and files are fixed by default.
         env |= {name: str(free_port()) for name in HAPROXY_PORTS}
         env |= haproxy_files(folder)

@@ -26,6 +26,7 @@ from rayserve.demo.model import make_model
 from rayserve.demo.progress import Progress
 from rayserve.demo.workdir import Running, WorkDir
 from rayserve.errors import HostError, StartError
+from rayserve.ingress import node_environment
 
 QUESTION = "What is the capital of France?"
 ANSWER_TOKENS = 64
@@ -117,7 +118,7 @@ class Demo:
             self._work.forget()
 
     def _start_ray(self, deployment: Deployment) -> LocalRay:
-        environment = {item.name: str(item.value) for item in deployment.plan.environment}
+        environment = node_environment(deployment.plan)
         with self._interrupts.hold():
             self._temp_dir = host.make_temp_dir()
             assert self._lock is not None

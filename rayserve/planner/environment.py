@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from rayserve.engine import validate_env
-from rayserve.plan import NamedValue
+from rayserve.plan import HAPROXY_BINARY, NamedValue
 from rayserve.planner.catalogue import Gpu
 from rayserve.spec import ClusterSpec
 
@@ -75,6 +75,11 @@ def _haproxy(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
     quarantine_s = hard_stop_s + RELOAD_MARGIN_S
     values = [
         ("RAY_SERVE_ENABLE_HA_PROXY", 1, "Serve's fast way in"),
+        (
+            HAPROXY_BINARY,
+            "rayserve-haproxy",
+            "without splice, with which it misses clients that leave; `rayserve env` has the path",
+        ),
         (
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
             hard_stop_s,

@@ -75,11 +75,12 @@ def changes(old: str, new: str, name: str) -> str:
     return "\n".join(lines)
 
 
-def environment_lines(plan: Plan, *, as_json: bool = False, systemd: bool = False) -> str:
-    """The plan's environment for a shell, for systemd's EnvironmentFile, or as JSON."""
-    values = {item.name: str(item.value) for item in plan.environment}
+def environment_lines(
+    values: Mapping[str, str], *, as_json: bool = False, systemd: bool = False
+) -> str:
+    """An environment for a shell, for systemd's EnvironmentFile, or as JSON."""
     if as_json:
-        return json.dumps(values)
+        return json.dumps(dict(values))
     if systemd:
         return "\n".join(f"{name}={_systemd_value(value)}" for name, value in values.items())
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())

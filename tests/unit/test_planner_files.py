@@ -307,13 +307,10 @@ def test_unreadable_spec(env, monkeypatch):
         inventory.make_plan(inventory.locate(str(env), None))
 
 
-def test_systemd_values_are_quoted_where_they_must_be(env):
+def test_systemd_values_are_quoted_where_they_must_be():
     """A value with blanks, quotes or dollars is one quoted value of an EnvironmentFile."""
-    plan = replan(env)
-    item = plan.environment[0].model_copy(update={"value": 'a "b" $c \\'})
-    changed = plan.model_copy(update={"environment": [item]})
-    text = environment_lines(changed, systemd=True)
-    assert text == item.name + r'="a \"b\" \$c \\"'
+    text = environment_lines({"NAME": 'a "b" $c \\', "PLAIN": "/a/b-c"}, systemd=True)
+    assert text == r'NAME="a \"b\" \$c \\"' + "\nPLAIN=/a/b-c"
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,10 @@ def test_missing_environment_names_what_lacks_or_differs(environ, missing):
     """Each assignment that the environment does not hold, and nothing else."""
     required = [NamedValue(name=n, value=v) for n, v in [("A", 1), ("B", "x"), ("C", "")]]
     assert missing_environment(required, environ) == missing
+
+
+def test_a_path_in_the_environment_is_each_nodes_own():
+    """That it is set is asked for, not where the command lies."""
+    required = [NamedValue(name="A_PATH", value="command")]
+    assert missing_environment(required, {"A_PATH": "/opt/bin/command"}) == []
+    assert missing_environment(required, {}) == ["A_PATH=command"]
