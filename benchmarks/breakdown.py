@@ -1,19 +1,26 @@
-"""Where does the overhead of one token go, at concurrency 1?
+"""Where does the overhead of our path go?
 
     vllm               vLLM's own server
     replica            our replica's own port: door and Serve's server, without HAProxy
     rayserve           the whole path
+    rayserve, Ray idle the whole path while Ray's and Serve's other processes are stopped
     door               the door alone, in this process, around an app that only sends
 
-replica - vllm is what Ray Serve and the door add; rayserve - replica is HAProxy's part.
+replica - vllm is what Ray Serve and the door add; rayserve - replica is HAProxy's part. What the
+stop of Ray's other processes (dashboard, controller, GCS, agents) gives back is what they take from
+an engine that has too few cores; no request needs them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
 
 from benchmarks import load
 from benchmarks.stacks import Stack, only
@@ -21,9 +28,13 @@ from rayserve.bench import Round
 from rayserve.plan import Plan
 from rayserve.serving.door import Door
 from rayserve.serving.replies import App, Message, Receive, Scope, Send
+from tests.ray_cluster import wait_until
 
 DOOR_EVENTS = 20_000
 EVENT = b'data: {"choices":[{"index":0,"text":" word","finish_reason":null}]}\n\n'
+CONCURRENCIES = (1, 8)
+SERVING = ("ray::ServeReplica", "haproxy", "VLLM::", "forkserver")
+"""How the names of processes begin that a request needs."""
 
 
 def run(plan: Plan, folder: Path, rounds: int) -> int:
@@ -31,40 +42,79 @@ def run(plan: Plan, folder: Path, rounds: int) -> int:
     load.import_generator()
     vllm, ours = Stack("vllm", plan, folder), Stack("rayserve", plan, folder)
     stacks = [vllm, ours]
-    figures: dict[str, list[Round]] = {"vllm": [], "replica": [], "rayserve": []}
+    figures: dict[tuple[int, str], list[Round]] = {}
     try:
         for stack in stacks:
             with only(stack, stacks):
                 print(f"{stack.name}: started in {stack.start():.1f} s", flush=True)
-        direct = _replica_url(ours)
+        with only(ours, stacks):
+            # Until HAProxy has loaded the replica's port, it answers by way of Serve's own proxy.
+            direct = wait_until(lambda: _replica_url(ours), 30, "a replica in HAProxy's config")
+        places = (
+            ("vllm", vllm, vllm.base_url, False),
+            ("replica", ours, direct, False),
+            ("rayserve", ours, ours.base_url, False),
+            ("rayserve, Ray idle", ours, ours.base_url, True),
+        )
         for number in range(rounds):
-            places = (("vllm", vllm, vllm.base_url), ("replica", ours, direct),
-                      ("rayserve", ours, ours.base_url))  # fmt: skip
-            for name, stack, url in places:
+            for name, stack, url, alone in places:
                 with only(stack, stacks):
                     time.sleep(0.5)
-                    seed = f"breakdown{number}"
-                    figures[name].append(load.measure(stack, 1, seed, folder / "load.log", url=url))
+                    with _stopped(stack) if alone else contextlib.nullcontext():
+                        for concurrency in CONCURRENCIES:
+                            seed, log = f"breakdown{number}", folder / "load.log"
+                            one = load.measure(stack, concurrency, seed, log, url=url)
+                            figures.setdefault((concurrency, name), []).append(one)
     finally:
         for stack in stacks:
             stack.close()
-    for name, measured in figures.items():
-        ttft = statistics.median(one.ttft_p50_ms for one in measured)
-        tpot = statistics.median(one.tpot_p50_ms for one in measured)
-        print(f"{name:<10} TTFT {ttft:7.2f} ms  TPOT {tpot:6.3f} ms")
-    print(f"door       {_door_us(plan):.1f} microseconds an event")
+    for (concurrency, name), measured in sorted(figures.items(), key=lambda item: item[0][0]):
+        print(_line(concurrency, name, measured))
+    print(f"door  {_door_us(plan):.1f} microseconds an event")
     return 0
 
 
-def _replica_url(stack: Stack) -> str:
-    """The replica's own port, which Serve's HAProxy forwards to."""
+def _line(concurrency: int, name: str, measured: list[Round]) -> str:
+    speed = statistics.median(one.tokens_per_s for one in measured)
+    ttft = statistics.median(one.ttft_p50_ms for one in measured)
+    tpot = statistics.median(one.tpot_p50_ms for one in measured)
+    return (
+        f"concurrency {concurrency}  {name:<18} {speed:6.0f} tokens/s  TTFT {ttft:7.2f} ms  "
+        f"TPOT {tpot:6.3f} ms"
+    )
+
+
+@contextlib.contextmanager
+def _stopped(stack: Stack) -> Iterator[None]:
+    """Stop what serves no request."""
+    idle = []
+    for process in stack.members():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if not _serves(process):
+                process.suspend()
+                idle.append(process)
+    try:
+        yield
+    finally:
+        for process in idle:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def _serves(process: psutil.Process) -> bool:
+    """Whether a process is a replica, below one, or HAProxy."""
+    return any(one.name().startswith(SERVING) for one in (process, *process.parents()))
+
+
+def _replica_url(stack: Stack) -> str | None:
+    """The replica's own port, when Serve's HAProxy forwards to it."""
     prefix = stack.base_url.split("/", 3)[3]
     for config in (stack.folder / "h").rglob("haproxy.cfg"):
         for line in config.read_text().splitlines():
             words = line.split()
             if words[:1] == ["server"] and "backup" not in words:
                 return f"http://{words[2]}/{prefix}"
-    raise LookupError("no replica among HAProxy's servers")
+    return None
 
 
 async def _sends(_: Scope, receive: Receive, send: Send) -> None:

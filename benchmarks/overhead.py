@@ -1,7 +1,7 @@
 """What does our serving path cost, against vLLM's own server and against ray.serve.llm's default?
 
     python -m benchmarks.overhead                  the whole comparison; `make bench`
-    python -m benchmarks.overhead --breakdown      where the overhead of one token goes
+    python -m benchmarks.overhead --breakdown      where the overhead goes
     python -m benchmarks.overhead --enforce        exit 1 when a bar is missed
 
 All stacks run at once; whoever is not measured is frozen. A round visits every stack at every
