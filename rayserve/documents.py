@@ -8,7 +8,9 @@ what the program reads, and a hostile file costs nothing.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,7 @@ from rayserve.errors import SpecError, Where
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 MAX_BITS = 63
+PLAIN_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]+)?")
 TEMPLATE_MARKS = ("{{", "{%", "{#")
 Loc = tuple[str | int, ...]
 
@@ -144,6 +147,27 @@ def _syntax_error(error: yaml.YAMLError, text: str, path: str) -> SpecError:
     return SpecError("YAML", found=problem, do=do, where=Where(path, line))
 
 
+def _unclear(value: object, text: str) -> tuple[str, str, str] | None:
+    """What is needed, found and to do where a scalar does not say to everyone what it says to YAML."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        needed = f"whole numbers of at most {MAX_BITS} bits"
+        return needed, text[:60], "write a smaller number, or put it in quotes if it is text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number", text, "write a number, or leave the key out"
+    if isinstance(value, int | float) and not isinstance(value, bool) and not _plain(text):
+        # YAML 1.1 reads 010 as eight and 1:30 as ninety.
+        return "a number in plain decimal", f"{text}, which YAML reads as {value}", f"write {value}"
+    if isinstance(value, str) and any(unicodedata.category(sign) == "Cc" for sign in value):
+        if all(sign in "\n\t" for sign in value if unicodedata.category(sign) == "Cc"):
+            return None
+        return "text without control characters", brief(value), "remove them"
+    return None
+
+
+def _plain(text: str) -> bool:
+    return PLAIN_NUMBER.fullmatch(text) is not None
+
+
 class _Builder:
     """Turns YAML nodes into plain data, and notes the line of each key."""
 
@@ -193,32 +217,23 @@ class _Builder:
                 self.lines[(*loc, index)] = _line(child)
                 items.append(self._value(child, (*loc, index)))
             return items
-        line = _line(node)
-        self._refuse_template(node.value, line)
+        return self._scalar(node, loc)
+
+    def _scalar(self, node: yaml.Node, loc: Loc) -> Any:
+        self._refuse_template(node.value, _line(node))
         try:
             value = self.scalars.construct_object(node)
         except (yaml.YAMLError, ValueError, OverflowError) as error:
-            raise SpecError(
-                "a value that YAML can read",
-                found=f"{brief(node.value)} ({error})",
-                do="put it in quotes if it is text",
-                where=Where(self.path, line, dotted(loc)),
-            ) from None
-        if isinstance(value, int) and value.bit_length() > MAX_BITS:
-            raise SpecError(
-                f"whole numbers of at most {MAX_BITS} bits",
-                found=node.value[:60],
-                do="write a smaller number, or put it in quotes if it is text",
-                where=Where(self.path, line, dotted(loc)),
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SpecError(
-                "a finite number",
-                found=node.value,
-                do="write a number, or leave the key out",
-                where=Where(self.path, line, dotted(loc)),
-            )
-        return value
+            needed, found = "a value that YAML can read", f"{brief(node.value)} ({error})"
+            do = "put it in quotes if it is text"
+        else:
+            problem = _unclear(value, node.value)
+            if problem is None:
+                return value
+            needed, found, do = problem
+        raise SpecError(
+            needed, found=found, do=do, where=Where(self.path, _line(node), dotted(loc))
+        )
 
     def _refuse_template(self, text: str, line: int) -> None:
         for mark in TEMPLATE_MARKS:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,6 +180,8 @@ def write_all(texts: dict[Path, str]) -> None:
     Raises:
         HostError: a folder or file cannot be written.
     """
+    # A link stays a link: what it points to is replaced.
+    texts = {Path(os.path.realpath(path)): text for path, text in texts.items()}
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     done: list[Path] = []
     try:
@@ -187,19 +190,21 @@ def write_all(texts: dict[Path, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(drafts[path], text.encode())
         for path, draft in drafts.items():
+            if before[path] is not None:
+                shutil.copymode(path, draft)
             draft.replace(path)
             done.append(path)
     except OSError as error:
-        for path in done:
-            old = before[path]
-            with contextlib.suppress(OSError):
-                path.unlink() if old is None else _write(path, old)
         raise HostError(
             "to write the plan and the Serve config",
             found=str(error)[:300],
             do="make the folder writable, or write elsewhere with --out",
         ) from None
     finally:
+        for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between
+            old = before[path]
+            with contextlib.suppress(OSError):
+                path.unlink() if old is None else _write(path, old)
         for draft in drafts.values():
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)

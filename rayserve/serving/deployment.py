@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import tempfile
@@ -80,6 +81,9 @@ class Engine:
         with ledger.phase("warm-up"):
             await vllm.warm_up(self._engine, replica.warmup_prompt_tokens)
             await vllm.warm_up_chat(app, replica.served_model_name)
+            # As vLLM's own server does once it is up: collections pass over what stays for good.
+            gc.collect()
+            gc.freeze()
         self._door = Door(app, None, is_draining=drain_probe())
         self._door.set_ready(True)
         memory = await self._engine.collective_rpc("rayserve_memory")

@@ -208,6 +208,18 @@ def test_no_spec(tmp_path):
     assert "rayserve plan inventories/demo" in result.output
 
 
+def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(tmp_path):
+    """Written anew is the content alone, of what the name points to."""
+    real, link = tmp_path / "real.yml", tmp_path / "link.yml"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    inventory.write_all({link: "new"})
+    assert link.is_symlink()
+    assert real.read_text() == "new"
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_failure_half_way_restores_both_files(tmp_path):
     """When the second file cannot be written, the first is as it was."""
     first, second = tmp_path / "plan.yml", tmp_path / "serve.yml"
