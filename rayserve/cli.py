@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 
 from rayserve import __version__
 from rayserve.errors import RayserveError, UsageError
+
+MOST_COMMAND_CHARACTERS: Final = 2**20
+"""Read of a pasted command line; the parser itself takes less, and says so."""
 
 
 class Commands(click.Group):
@@ -134,6 +137,33 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 
     values = node_environment(read_plan(plan_file))
     click.echo(environment_lines(values, as_json=as_json, systemd=systemd))
+
+
+@main.command()
+@click.argument("command_file", metavar="FILE", type=click.File("r", encoding="utf-8"), default="-")
+@click.option("--version", default="", help="The vLLM version that the command was written for.")
+@click.option("--aim", type=click.Choice(["latency", "throughput"]), default="latency")
+@click.option("--gpu", default="", help="GPU model of the catalogue, such as A100-80GB-SXM.")
+@click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--gpus-per-host", type=click.IntRange(min=1), default=None)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/convert.md).")
+def convert(
+    command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int,
+    gpus_per_host: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Turn a `vllm serve` command line, in FILE or on standard input, into a cluster.yml.
+
+    What the command gets wrong stands above it as comments. Nothing of it is run.
+    """
+    from rayserve.planner.convert import convert_command
+
+    text = command_file.read(MOST_COMMAND_CHARACTERS)
+    click.echo(
+        convert_command(
+            text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts,
+            gpus_per_host=gpus_per_host or 0,
+        )
+    )  # fmt: skip
 
 
 @main.command()

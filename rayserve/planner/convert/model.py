@@ -1,0 +1,83 @@
+"""Which checkpoint does a command line name, and how do hosts and clients find it?"""
+
+from __future__ import annotations
+
+import re
+
+from rayserve.planner.convert.draft import PLACEHOLDER, Draft, veiled
+from rayserve.spec.model import HF_ID, MODEL_NAME
+from rayserve.spec.rules import CLOUD_SCHEMES
+
+FLAGS = {"model", "revision"}
+"""Flags that are read here, when all others are known."""
+
+
+def place_model(draft: Draft) -> None:
+    """Set `model` from the positional argument or --model; a placeholder where neither will do."""
+    given = draft.given.get("model")
+    written = draft.command.model or (given.text if given is not None else "")
+    if given is not None:
+        key = "model.hf_id" if re.fullmatch(HF_ID, written or "/") else "model.path"
+        draft.carry(given, key, "")
+        draft.drop(key)
+    _place_checkpoint(draft, written)
+    name = draft.get("model.served_name")
+    if name is None:
+        whole_name = "" if "REPLACE" in written or "$" in written else written
+        name = (
+            whole_name
+            if re.fullmatch(HF_ID, whole_name)
+            else whole_name.rstrip("/").rpartition("/")[2]
+        )
+        if written.startswith(("/", ".", "~")):
+            draft.find(
+                "note",
+                "not_the_same",
+                "",
+                f"clients ask for `{veiled(name[:60])}`, no longer for the path of the checkpoint",
+                why="vLLM takes the path for the name where --served-model-name is missing",
+                do="set model.served_name to what clients send",
+            )
+    fitting = re.sub(r"[^A-Za-z0-9._/-]", "-", name or "").lstrip("._/-")[:128]
+    draft.put("model.served_name", fitting if re.fullmatch(MODEL_NAME, fitting) else "chat")
+    draft.hold(
+        "model.config",
+        "config.json",
+        "config.json of the checkpoint, beside this file: the plan reads it",
+    )
+
+
+def _place_checkpoint(draft: Draft, written: str) -> None:
+    revision = draft.given.get("revision")
+    if written and re.fullmatch(HF_ID, written):
+        draft.put("model.hf_id", written)
+        if revision is not None and revision.text:
+            draft.carry(revision, "model.revision", revision.text)
+        else:
+            draft.hold(
+                "model.revision",
+                PLACEHOLDER,
+                "the commit, so that every host loads the same weights",
+            )
+        return
+    if revision is not None:
+        draft.leave(revision)
+    if written.startswith("/") and "$" not in written and "<" not in written:
+        draft.put("model.path", written)
+        return
+    leaf = re.sub(r"[^\w.-]", "-", written.rstrip("/").rpartition("/")[2]) or "model"
+    remote = written.startswith(CLOUD_SCHEMES)
+    why = (
+        "the folder on every host's disk that the weights are staged to"
+        if remote
+        else "the folder on every host, in full"
+    )
+    draft.hold("model.path", f"/{PLACEHOLDER}/{leaf}", why)
+    draft.find(
+        "error" if not written else "note",
+        "model",
+        "",
+        f"the model is `{veiled(written[:60])}`" if written else "the command line names no model",
+        why="hosts share no working folder" if written else "vLLM would load a small default model",
+        do="write model.path or model.hf_id",
+    )

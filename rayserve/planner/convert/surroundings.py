@@ -1,0 +1,149 @@
+"""What does a command line not say: hosts, address, sampling, and which variables still count?"""
+
+from __future__ import annotations
+
+import re
+
+from rayserve.engine import validate, validate_env
+from rayserve.engine.flags import changes
+from rayserve.engine.owned import SECRET_WORDS
+from rayserve.errors import EngineArgumentError
+from rayserve.planner.catalogue import CPU, gpus
+from rayserve.planner.convert.draft import PLACEHOLDER, Draft, Placeholder, veiled
+from rayserve.planner.convert.keys import HOST_GPUS, KEY_FILE
+
+BACKENDS = {
+    "FLASHINFER_VLLM_V1": "FLASHINFER",
+    "FLASH_ATTN_VLLM_V1": "FLASH_ATTN",
+    "TRITON_ATTN_VLLM_V1": "TRITON_ATTN",
+}
+"""Names of attention backends that lost their ending (vLLM 0.11)."""
+NEUTRAL = {"temperature": 1, "top_p": 1, "top_k": -1}
+
+
+def environment(draft: Draft) -> None:
+    """Carry variables that the engine reads; name those that it does not, never their values."""
+    for name, value in draft.command.env:
+        row = changes().env.get(name)
+        if row is None:
+            _variable(draft, name, value)
+            continue
+        if name == "VLLM_ATTENTION_BACKEND":
+            _attention(draft, value)
+        since = (
+            f"absent from {row['gone']}" if "gone" in row else f"deprecated in {row['deprecated']}"
+        )
+        draft.find(
+            "warning",
+            "removed",
+            name,
+            f"{name} is not read any more",
+            why=f"{since}; vLLM ignores it without a word",
+            do=row["do"],
+            certainty=row.get("certainty", "read"),
+            source=row["source"],
+        )
+
+
+def _attention(draft: Draft, value: str) -> None:
+    name = BACKENDS.get(value, value)
+    try:
+        validate("attention_backend", name)
+    except EngineArgumentError:
+        return
+    if "attention_backend" not in draft.given:
+        draft.put("engine_args.attention_backend", name, "from VLLM_ATTENTION_BACKEND")
+
+
+def _variable(draft: Draft, name: str, value: str) -> None:
+    try:
+        validate_env(name, value)
+    except EngineArgumentError as error:
+        secret = any(word in name.upper() for word in SECRET_WORDS)
+        draft.find(
+            "warning" if secret else "note",
+            "secret" if secret else "owned",
+            name,
+            f"{name} is left out" + (", and its value is not repeated" if secret else ""),
+            why="" if secret else "the toolkit or the host sets it, or vLLM does not read it",
+            do=error.do,
+        )
+        return
+    if "$" in value or "{" in value or veiled(value) != value:
+        draft.find(
+            "note",
+            "not_seen",
+            name,
+            f"{name} is left out: its value is not known here, or is not to be repeated",
+            do="write it under `env`, or into secrets.yml",
+        )
+        return
+    draft.put(f"env.{name}", value)
+
+
+def hosts(draft: Draft, gpu: str) -> None:
+    """Set `node_pools` and `parallelism`: a rank is a GPU, and what is not said is a placeholder."""
+    tensor = draft.get("parallelism.tensor", 1)
+    stages = draft.get("parallelism.pipeline", 1)
+    # vLLM's own default is 1 rank; cluster.yml's is a whole host.
+    draft.put("parallelism.tensor", tensor)
+    draft.put("parallelism.pipeline", stages)
+    ranks, gangs = tensor * stages, draft.get("replicas.min", 1)
+    named = _nodes(draft)
+    per_host = draft.context.gpus_per_host or draft.command.gpus
+    if not per_host:
+        per_host = ranks // named if named and ranks % named == 0 else min(ranks * gangs, HOST_GPUS)
+        _fill(draft, "gpus_per_host", per_host, f"as the ranks ask for, at most {HOST_GPUS}")
+    count = draft.context.hosts or named or -(-ranks * gangs // per_host)
+    if not draft.context.hosts and not named:
+        _fill(draft, "hosts", count, "as few as hold the ranks")
+    device = draft.given.get("device")
+    model = CPU if device is not None and device.text == CPU else gpu
+    if not model:
+        model = PLACEHOLDER
+        _fill(draft, "gpu", model, f"one of {', '.join(gpus())}")
+    pool = {"name": "gpu", "hosts": count, "gpu": model, "gpus_per_host": min(per_host, 64)}
+    draft.spec["node_pools"] = [pool]
+
+
+def _nodes(draft: Draft) -> int:
+    setting = draft.given.get("nnodes")
+    text = setting.text if setting is not None else ""
+    return int(text) if re.fullmatch(r"[0-9]{1,4}", text) else 0
+
+
+def _fill(draft: Draft, key: str, value: object, why: str) -> None:
+    option = "--" + key.replace("_", "-")
+    draft.placeholders.append(Placeholder(f"node_pools.{key}", value, why, option))
+
+
+def endpoint(draft: Draft) -> None:
+    """Set `endpoint`: address, port, and the file of keys that the toolkit asks for."""
+    many = draft.spec["node_pools"][0]["hosts"] > 1
+    if draft.get("endpoint.host") is None:
+        draft.put("endpoint.host", "0.0.0.0", "as vLLM listens by default; keep the firewall")
+    elif many and draft.get("endpoint.host") != "0.0.0.0":
+        draft.put("endpoint.host", "0.0.0.0", "HAProxy reaches replicas on other hosts")
+    if draft.get("endpoint.port") is None:
+        draft.put("endpoint.port", 8000)
+    if draft.get("endpoint.api_key_file") is None:
+        draft.put("endpoint.api_key_file", KEY_FILE, "clients need a key here")
+
+
+def sampling(draft: Draft) -> None:
+    """vLLM samples without limits unless the checkpoint or a flag says otherwise; so does the draft."""
+    given = draft.given.get("generation_config")
+    for name, value in NEUTRAL.items():
+        if draft.get(f"sampling.{name}") is None:
+            draft.put(f"sampling.{name}", value)
+    if draft.before("0.8.0") or (given is not None and given.text == "vllm"):
+        return
+    draft.comments["sampling"] = "vLLM takes these from the checkpoint's generation_config.json"
+    draft.find(
+        "note",
+        "default_changed",
+        "--generation-config",
+        "sampling defaults come from the checkpoint's generation_config.json",
+        why="which the command line does not show; without that file they are as written here",
+        do="copy temperature, top_p, top_k and the rest from it to `sampling`",
+    )

@@ -1,0 +1,422 @@
+"""Does a pasted command line become a cluster.yml that the toolkit accepts, with what is wrong with it?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayserve.engine import validate, validate_env
+from rayserve.engine.commands import parse_command
+from rayserve.engine.flags import Presence, Version, histories, releases_read
+from rayserve.engine.owned import REMOVED_ARGS
+from rayserve.errors import InputError, RayserveError, UsageError
+from rayserve.planner import build_plan
+from rayserve.planner.convert import convert, convert_command
+from rayserve.spec import SPEC_KEY, parse_spec
+from tests.bad_specs import CONFIG, ROOT
+
+FOLDER = ROOT / "tests" / "cases" / "convert"
+CASES = yaml.safe_load((FOLDER / "commands.yml").read_text(encoding="utf-8"))["cases"]
+HOSTILE = yaml.safe_load((FOLDER / "hostile.yml").read_text(encoding="utf-8"))["cases"]
+PASTED = (FOLDER / "eight-gpus-one-model.txt").read_text(encoding="utf-8")
+
+
+def spec_of(text: str) -> dict[str, Any]:
+    """The content of a cluster.yml."""
+    return yaml.safe_load(text)[SPEC_KEY]
+
+
+def at(spec: Any, key: str) -> Any:
+    """The value of a dotted key; None where it is absent."""
+    for part in key.split("."):
+        if isinstance(spec, list):
+            spec = spec[int(part)]
+        else:
+            spec = spec.get(part) if isinstance(spec, dict) else None
+    return spec
+
+
+def run(case: dict[str, Any]):
+    """The conversion of a case of the table."""
+    options = {key: case[key] for key in ("version", "aim", "gpu", "config") if key in case}
+    return convert(case["command"], **options)
+
+
+def kinds(found) -> list[str]:
+    """Findings as `kind flag`."""
+    return [f"{item.kind} {item.flag}".rstrip() for item in found.findings]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_command_becomes_a_spec_that_is_accepted(case):
+    """Each command line gives a cluster.yml that the strict parser and the argument checks take."""
+    found = run(case)
+    spec = parse_spec(found.cluster_yml, "cluster.yml")
+    for name, value in spec.engine_args.items():
+        validate(name, value)
+    for name, value in spec.env.items():
+        validate_env(name, value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_flags_stand_where_they_belong(case):
+    """The keys of each case have the values that the flags gave."""
+    spec = spec_of(run(case).cluster_yml)
+    assert {key: at(spec, key) for key in case.get("spec", {})} == case.get("spec", {})
+    assert [key for key in case.get("lacks", []) if at(spec, key) is not None] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_findings_are_told(case):
+    """What is wrong with each command line is found, and says what to do."""
+    found = run(case)
+    wanted = [item.replace('""', "").strip() for item in case.get("finds", [])]
+    assert [item for item in wanted if item not in kinds(found)] == []
+    assert all(item.what and (item.do or item.severity == "note") for item in found.findings)
+    if "told_version" in case:
+        assert found.version == case["told_version"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_no_secret_is_repeated(case):
+    """Neither form of the answer holds a secret of the command line."""
+    found = run(case)
+    answers = found.as_text() + json.dumps(found.as_dict())
+    assert [secret for secret in case.get("hides", []) if secret in answers] == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_every_flag_has_a_fate(case):
+    """Each flag of the command line is carried to a key, or left out in so many words."""
+    found = run(case)
+    names = {flag.name for flag in parse_command(case["command"]).flags if flag.name}
+    assert names <= {fate.name for fate in found.flags} | {"model", "revision"}
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case["name"])
+def test_what_is_no_command_is_refused(case):
+    """A text that does not start one vLLM server is refused, with what was needed."""
+    with pytest.raises(InputError) as caught:
+        convert(case["text"])
+    assert case["expect"] in str(caught.value)
+    assert caught.value.do
+
+
+def test_a_megabyte_is_refused():
+    """A text of a megabyte is refused before it is read."""
+    with pytest.raises(InputError, match="64 KiB"):
+        convert("vllm serve /srv/m " + "x" * 2**20)
+
+
+def test_many_words_are_refused():
+    """More words than a command line has are refused."""
+    with pytest.raises(InputError, match="2000 words"):
+        convert("vllm serve /srv/m" + " a" * 3000)
+
+
+def test_nothing_of_the_text_is_run(tmp_path):
+    """No text that is refused or converted makes a file, though a shell would."""
+    made = tmp_path / "made"
+    for text in (f"vllm serve /srv/m; touch {made}", f"vllm serve $(touch {made})",
+                 f"vllm serve /srv/m > {made}", f"vllm serve /srv/m | tee {made}"):  # fmt: skip
+        with pytest.raises(InputError) if ("touch" in text) else contextlib.nullcontext():
+            convert(text)
+    assert not made.exists()
+
+
+# ── the command of eight GPUs ─────────────────────────────────────────────────────────────────
+
+
+def pasted(**options):
+    """The command line with comments after its backslashes, for eight A100."""
+    return convert(PASTED, gpu="A100-80GB-SXM", aim="latency", **options)
+
+
+def test_pasted_command_keeps_what_works():
+    """What has a key of its own stands there."""
+    spec = spec_of(pasted().cluster_yml)
+    wanted = {
+        "model.path": "/path/to/400B-or-quantized-checkpoint",
+        "model.served_name": "my-llm",
+        "parallelism.tensor": 8,
+        "parallelism.pipeline": 1,
+        "limits.max_model_len": 16384,
+        "limits.max_num_seqs": 128,
+        "limits.max_num_batched_tokens": 8192,
+        "limits.gpu_memory_utilization": 0.9,
+        "precision.dtype": "bfloat16",
+        "scheduling.prefix_caching": True,
+        "scheduling.chunked_prefill": True,
+        "scheduling.cuda_graphs": False,
+        "seed": 42,
+        "endpoint.host": "0.0.0.0",
+        "endpoint.port": 8000,
+        "node_pools.0.gpu": "A100-80GB-SXM",
+        "node_pools.0.gpus_per_host": 8,
+    }
+    assert {key: at(spec, key) for key in wanted} == wanted
+    assert at(spec, "precision.kv_cache_dtype") is None
+
+
+@pytest.mark.parametrize(
+    "severity, kind, flag, piece",
+    [
+        ("error", "never_existed", "--enable-flash-attn", "attention_backend"),
+        ("error", "wrong_value", "--kv-cache-dtype", "auto"),
+        ("error", "removed", "--swap-space", "0.18.0"),
+        ("error", "removed", "--disable-log-requests", "0.17.0"),
+        ("error", "removed", "vllm.entrypoints.api_server", "0.25.0"),
+        ("error", "broken_continuation", "", "backslash"),
+        ("warning", "hardware", "--quantization", "Marlin"),
+        ("warning", "aim", "--enforce-eager", "9.1 ms"),
+    ],
+)
+def test_pasted_command_is_told_what_is_wrong(severity, kind, flag, piece):
+    """Each mistake of the command line is found once, with its date, price or replacement."""
+    found = [f for f in pasted().findings if (f.severity, f.kind, f.flag) == (severity, kind, flag)]
+    assert len(found) == 1
+    assert piece in f"{found[0].what} {found[0].why} {found[0].do}"
+
+
+def test_pasted_command_for_an_old_release():
+    """For a release that takes a flag, its removal is a warning; what never was stays an error."""
+    found = {(f.kind, f.flag): f for f in pasted(version="0.7.3").findings}
+    assert found["removed", "--swap-space"].severity == "warning"
+    assert "vLLM 0.7.3 takes it" in found["removed", "--swap-space"].what
+    assert found["removed", "vllm.entrypoints.api_server"].severity == "warning"
+    assert found["never_existed", "--enable-flash-attn"].severity == "error"
+    assert ("version", "") not in found
+
+
+def test_pasted_command_can_be_planned():
+    """With the placeholders filled in, the planner accepts the file."""
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    config.pop("quantization_config", None)
+    config["num_hidden_layers"] = 80
+    text = pasted().cluster_yml
+    plan = build_plan(parse_spec(text, "cluster.yml"), config, "0" * 64)
+    assert plan.replica.placement.tensor_parallel_size == 8
+    assert plan.replica.placement.pipeline_parallel_size == 1
+
+
+def test_price_of_eager_follows_the_layers():
+    """The price per token is two all-reduces a layer."""
+    found = convert(
+        "vllm serve /srv/m -tp 8 --enforce-eager",
+        config={"num_hidden_layers": 80, "num_attention_heads": 64},
+    )
+    why = next(item.why for item in found.findings if item.flag == "--enforce-eager")
+    assert "5.8 ms" in why
+    assert "80 layers" in why
+
+
+# ── the forms of the answer ───────────────────────────────────────────────────────────────────
+
+
+def test_text_is_itself_a_cluster_yml():
+    """The findings stand as comments, so that the output can be redirected to cluster.yml."""
+    text = convert_command(PASTED, gpu="A100-80GB-SXM")
+    assert parse_spec(text, "cluster.yml").seed == 42
+    assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_placeholders_are_marked_where_they_stand():
+    """What the command line cannot say is marked, and the option that gives it is named."""
+    text = convert_command("vllm serve org/model")
+    for key, option in (
+        ("gpu:", "--gpu"),
+        ("hosts:", "--hosts"),
+        ("gpus_per_host:", "--gpus-per-host"),
+    ):
+        line = next(i for i, row in enumerate(text.splitlines()) if row.strip(" -").startswith(key))
+        near = "\n".join(text.splitlines()[max(0, line - 4) : line + 1])
+        assert "placeholder" in near
+        assert option in near
+
+
+def test_options_fill_the_placeholders():
+    """With all options given, no host is a placeholder."""
+    found = convert("vllm serve /srv/m -tp 8", gpu="H100-80GB-SXM", hosts=2, gpus_per_host=8)
+    assert [item.key for item in found.placeholders] == ["model.config"]
+    assert at(spec_of(found.cluster_yml), "node_pools.0") == {
+        "name": "gpu", "hosts": 2, "gpu": "H100-80GB-SXM", "gpus_per_host": 8,
+    }  # fmt: skip
+
+
+def test_json_has_the_documented_form():
+    """The JSON form has the keys that docs/convert.md names, and nothing that JSON cannot hold."""
+    answer = json.loads(convert_command(PASTED, as_json=True, version="0.7.3", aim="latency"))
+    page = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    keys = [*answer, *answer["findings"][0], *answer["placeholders"][0], *answer["flags"][0]]
+    assert [key for key in keys if f"`{key}`" not in page] == []
+    assert answer["format"] == 1
+    assert answer["version"] == "0.7.3"
+    assert sum(answer["counts"].values()) == len(answer["findings"])
+
+
+def test_every_kind_of_finding_is_documented():
+    """docs/convert.md names each kind of finding that the cases bring up."""
+    page = (ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    met = {item.kind for case in CASES for item in run(case).findings}
+    assert [kind for kind in sorted(met) if f"`{kind}`" not in page] == []
+
+
+def test_same_text_gives_the_same_answer():
+    """The answer depends on the text and the options alone."""
+    assert convert_command(PASTED, as_json=True) == convert_command(PASTED, as_json=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"version": "latest"}, {"aim": "speed"}, {"gpu": "A100-80"}, {"version": "0.x"}]
+)
+def test_wrong_options_are_refused(options):
+    """An option that is not one of its own values is refused, with what to write."""
+    with pytest.raises(UsageError) as caught:
+        convert("vllm serve /srv/m", **options)
+    assert caught.value.do
+
+
+# ── the history of flags ──────────────────────────────────────────────────────────────────────
+
+
+def test_versions_are_ordered():
+    """Releases are ordered as PEP 440 orders them."""
+    texts = ["0.6.3.post1", "0.6.3.post2.dev308", "0.6.4", "0.7.3", "0.7.4.dev388+g1", "0.7.4rc1", "0.7.4",
+             "0.10.1", "0.10.1.1", "v0.33.0"]  # fmt: skip
+    versions = [Version.parse(text) for text in texts]
+    assert sorted(versions) == versions
+    assert Version.parse("main") is None
+
+
+@pytest.mark.parametrize(
+    "flag, version, presence",
+    [
+        ("swap_space", "0.17.1", Presence.PRESENT),
+        ("swap_space", "0.18.0", Presence.GONE),
+        ("swap_space", "0.18.0.dev3", Presence.UNKNOWN),
+        ("num_scheduler_steps", "0.10.0", Presence.PRESENT),
+        ("num_scheduler_steps", "0.10.1", Presence.GONE),
+        ("rope_scaling", "0.11.0", Presence.UNKNOWN),
+        ("speculative_model", "0.8.0", Presence.UNKNOWN),
+        ("async_scheduling", "0.8.5.post1", Presence.NOT_YET),
+        ("async_scheduling", "0.9.2", Presence.UNKNOWN),
+        ("async_scheduling", "0.10.0", Presence.PRESENT),
+        ("max_num_partial_prefills", "0.27.0", Presence.GONE),
+        ("tensor_parallel_size", "0.33.0", Presence.UNKNOWN),
+        ("enable_flash_attn", "0.7.3", Presence.NEVER),
+    ],
+)
+def test_presence_claims_no_more_than_is_known(flag, version, presence):
+    """Between the last release that has a flag and the first that lacks it, the answer is unknown."""
+    assert histories()[flag].presence(version) == presence
+
+
+def test_history_agrees_with_itself():
+    """Every date is a release, in order; a flag that is gone is not in the pinned vLLM; each says what to do."""
+    for name, history in histories().items():
+        dates = [
+            Version.parse(d)
+            for d in (history.lacks, history.first, history.last, history.gone)
+            if d
+        ]
+        assert None not in dates, name
+        assert dates == sorted(dates), name
+        gone_today = history.presence(releases_read()[-1]) != Presence.PRESENT
+        assert not gone_today or history.do, name
+
+
+def test_history_knows_every_removed_argument():
+    """What `engine_args` refuses as removed has its history."""
+    assert [name for name in REMOVED_ARGS if name not in histories()] == []
+
+
+def test_page_is_not_a_stub():
+    """The page for users shows the command and both forms."""
+    page = Path(ROOT / "docs" / "convert.md").read_text(encoding="utf-8")
+    assert "rayserve convert" in page
+    assert "--json" in page
+
+
+# ── hostile details ───────────────────────────────────────────────────────────────────────────
+
+WORDS = st.sampled_from(
+    ["--seed", "--tensor-parallel-size", "-tp", "--compilation-config.a.b", "--compilation-config",
+     "--override-generation-config", "--speculative-config", "--rope-scaling", "--lora-modules",
+     "--limit-mm-per-prompt", "--hf-overrides", "--max-model-len", "--enforce-eager", "--api-key", "-O",
+     "--served-model-name", "--chat-template", "--port", "--nnodes", "--data-parallel-size", "--x.y+",
+     "--disable-custom-all-reduce", "--kv-cache-dtype", "--no-enforce-eager", "--max-num", "--device", "=",
+     "8", "-1", "1e999", "NaN", "{}", "[]", '{"a": NaN}', '{"temperature": "hot"}', '{"a": "{{ x }}"}',
+     '{"rope_type": "yarn", "factor": 2}', '{"method": "ngram"}', "a=/b", "cpu", "\u00b2", "99999999999999999",
+     '{"a": 123456789012345678901234567890}', "[[[[[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]]]]", "\u2028x: y", "#"]
+)  # fmt: skip
+
+
+def accepted_or_refused(text, **options):
+    """Convert a text; the answer is a file that is accepted, or one of our errors with what to do."""
+    try:
+        answer = convert(text, **options).as_text()
+    except RayserveError as error:
+        answer = error
+    if isinstance(answer, str):
+        parse_spec(answer, "cluster.yml")
+    else:
+        assert answer.do
+
+
+@given(st.lists(WORDS, max_size=12))
+def test_any_flags_give_an_accepted_file_or_a_clear_error(words):
+    """Whatever flags and values meet, the answer is a file that is accepted, or one of our errors."""
+    accepted_or_refused(" ".join(["vllm serve /srv/m", *map(shlex.quote, words)]), aim="latency")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_answered(text):
+    """Whatever stands before, in and behind a command line, no other error than ours is raised."""
+    for pasted_text in (text, f"vllm serve /srv/m {text}", f"vllm serve /srv/m --seed 1\n{text}"):
+        accepted_or_refused(pasted_text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["vllm serve /srv/m\n" + " " * 60_000 + "x", "vllm serve /srv/m --a " + "\\ " * 30_000,
+     "vllm serve /srv/m --otlp-traces-endpoint ://" + "a:" * 30_000, "vllm serve /srv/m " + "--q" * 20_000,
+     "vllm serve /srv/m " + " ".join(f"--flag-{n}" for n in range(250)), "\n" * 60_000,
+     "vllm serve /srv/m " + "$" * 60_000, "(" * 60_000, "vllm serve " + "<a" * 30_000,
+     "vllm serve /srv/m --hf-overrides '" + "[" * 50_000 + "'"],
+    ids=lambda text: text[:30].strip(),
+)  # fmt: skip
+def test_long_text_is_answered_soon(text):
+    """No text within the limit of size takes more than two seconds."""
+    start = time.perf_counter()
+    with contextlib.suppress(RayserveError):
+        convert(text)
+    assert time.perf_counter() - start < 2
+
+
+def test_no_line_break_leaves_a_comment():
+    """A value with a line break of any kind cannot add a key to the file."""
+    text = convert_command(
+        "vllm serve /srv/m --port 'x\nrayserve_cluster2: {}' --nope 'a\u2028b: c'"
+    )
+    assert list(yaml.safe_load(text)) == [SPEC_KEY]
+
+
+def test_lists_of_flags_name_only_flags_that_are_known():
+    """Each flag that a list of a release names is one of the pinned vLLM's, and stands in one list."""
+    rows = yaml.safe_load(
+        (ROOT / "rayserve" / "data" / "vllm-flags.yml").read_text(encoding="utf-8")
+    )
+    names = [name for listed in rows["since"].values() for name in listed]
+    assert len(names) == len(set(names))
+    known = histories()
+    assert [name for name in names if known[name].presence("0.32.0") != Presence.PRESENT] == []
+    assert [name for name in {*rows["gone"], *rows["never"]} if name in names] == []
