@@ -1,0 +1,1 @@
+"""What does each rank hold of the weights, to the byte?"""

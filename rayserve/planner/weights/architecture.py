@@ -1,0 +1,264 @@
+"""Layer by layer, what does a config.json describe?
+
+The result holds what every estimate starts from: the modules with their shapes before any cut, what
+each layer keeps of a token, the formats of the matrices. An architecture that is not in `FAMILIES` is
+said to be unknown; nothing is guessed from its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayserve.errors import Where
+from rayserve.planner.weights import dense, hybrid, latent, vision
+from rayserve.planner.weights.blocks import Build, layer_count
+from rayserve.planner.weights.facts import COPY, Facts, UnknownModelError
+from rayserve.planner.weights.modules import (
+    COLUMNS,
+    Embedding,
+    Layer,
+    Linear,
+    Module,
+    Tensor,
+    norm,
+)
+from rayserve.planner.weights.quantization import Quantization, read_quantization
+
+ELEMENT_BYTES = {
+    "float32": 4,
+    "float": 4,
+    "float16": 2,
+    "half": 2,
+    "bfloat16": 2,
+}
+"""Types that vLLM computes in, by their names in `--dtype` and in config.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How an architecture's layers are built, and its class defaults."""
+
+    build: Callable[[Facts], Build]
+    tied: bool = False
+    """`tie_word_embeddings` where the config is silent."""
+    tower: str = ""
+    norm_bias: bool = False
+    head_bias: bool = False
+    draft: Callable[[Facts, Build], tuple[Layer, ...]] | None = None
+    around: Callable[[Facts], list[Module]] | None = None
+    """Further tables beside the embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A model before it is cut."""
+
+    name: str
+    hidden: int
+    vocab: int
+    max_position: int
+    """0: the config does not say."""
+    dtype: str
+    element_bytes: int
+    layers: tuple[Layer, ...]
+    embedding: tuple[Module, ...]
+    tail: tuple[Module, ...]
+    """Of the last stage: the final norm, and the output head where it is not tied."""
+    tower: tuple[Module, ...]
+    """Vision tower and projector; every stage holds them."""
+    draft: tuple[Layer, ...]
+    tied: bool
+    quantization: Quantization | None
+    assumed: tuple[str, ...] = ()
+    """What the config leaves out and the family's published checkpoints supplied."""
+
+
+def _per_layer_embedding(facts: Facts) -> list[Module]:
+    """Gemma 4's second embedding, of which each layer takes a slice."""
+    size = facts.optional("hidden_size_per_layer_input")
+    if not size:
+        return []
+    wide = size * layer_count(facts)
+    vocab = facts.count("vocab_size_per_layer_input", "vocab_size")
+    hidden = facts.count("hidden_size")
+    return [
+        Embedding("model.embed_tokens_per_layer", vocab, wide),
+        Linear("model.per_layer_model_projection", hidden, (wide,), COLUMNS),
+        Tensor("model.per_layer_projection_norm.weight", size),
+    ]
+
+
+_DEEPSEEK = Family(latent.deepseek, draft=latent.deepseek_draft)
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(dense.llama),
+    "MistralForCausalLM": Family(dense.llama),
+    "Ministral3ForCausalLM": Family(dense.llama),
+    "InternLM3ForCausalLM": Family(dense.llama),
+    "AquilaForCausalLM": Family(dense.llama),
+    "GraniteForCausalLM": Family(dense.granite),
+    "Phi3ForCausalLM": Family(dense.phi3),
+    "PhiForCausalLM": Family(dense.phi, norm_bias=True, head_bias=True),
+    "SeedOssForCausalLM": Family(dense.seed_oss),
+    "Qwen2ForCausalLM": Family(dense.qwen2),
+    "Qwen3ForCausalLM": Family(dense.qwen3),
+    "GlmForCausalLM": Family(dense.glm),
+    "Glm4ForCausalLM": Family(dense.glm4),
+    "NemotronForCausalLM": Family(dense.nemotron, norm_bias=True),
+    "GemmaForCausalLM": Family(dense.gemma, tied=True),
+    "Gemma2ForCausalLM": Family(dense.gemma2, tied=True),
+    "Gemma3ForCausalLM": Family(dense.gemma3, tied=True),
+    "Gemma3ForConditionalGeneration": Family(dense.gemma3, tied=True, tower="gemma3"),
+    "Gemma4ForCausalLM": Family(hybrid.gemma4, tied=True, around=_per_layer_embedding),
+    "Gemma4ForConditionalGeneration": Family(
+        hybrid.gemma4, tied=True, tower="gemma4", around=_per_layer_embedding
+    ),
+    "MixtralForCausalLM": Family(dense.mixtral),
+    "Qwen2MoeForCausalLM": Family(dense.qwen2_moe),
+    "Qwen3MoeForCausalLM": Family(dense.qwen3_moe),
+    "Glm4MoeForCausalLM": Family(dense.glm4_moe, draft=latent.deepseek_draft),
+    "GptOssForCausalLM": Family(dense.gpt_oss),
+    "MiniMaxM2ForCausalLM": Family(dense.minimax_m2),
+    "Llama4ForCausalLM": Family(dense.llama4),
+    "Llama4ForConditionalGeneration": Family(dense.llama4, tower="llama4"),
+    "DeepseekV2ForCausalLM": _DEEPSEEK,
+    "DeepseekV3ForCausalLM": _DEEPSEEK,
+    "DeepseekV32ForCausalLM": _DEEPSEEK,
+    "GlmMoeDsaForCausalLM": _DEEPSEEK,
+    "KimiVLForConditionalGeneration": Family(latent.deepseek, tower="kimi_vl"),
+    "KimiK25ForConditionalGeneration": Family(latent.deepseek, tower="kimi_k25"),
+    "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
+    "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
+    "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5),
+    "Qwen3_5ForConditionalGeneration": Family(hybrid.qwen3_5, tower="qwen3_5"),
+    "Qwen3_5MoeForConditionalGeneration": Family(hybrid.qwen3_5, tower="qwen3_5"),
+    "NemotronHForCausalLM": Family(hybrid.nemotron_h),
+    "LlavaNextForConditionalGeneration": Family(dense.granite, tower="granite_vision"),
+    "Mistral3ForConditionalGeneration": Family(dense.llama, tower="mistral3"),
+    "Qwen2VLForConditionalGeneration": Family(dense.qwen2_vl, tower="qwen2_vl"),
+    "Qwen2_5_VLForConditionalGeneration": Family(dense.qwen2_vl, tower="qwen2_5_vl"),
+    "Qwen3VLForConditionalGeneration": Family(dense.qwen3_vl, tower="qwen3_vl"),
+    "Qwen3VLMoeForConditionalGeneration": Family(dense.qwen3_vl_moe, tower="qwen3_vl"),
+}
+"""Architectures that the planner lays out exactly, as `architectures` of a config.json names them."""
+TOWERS: Mapping[str, vision.Tower] = {
+    "gemma3": vision.gemma3,
+    "gemma4": vision.gemma4,
+    "granite_vision": vision.llava_next,
+    "kimi_k25": vision.kimi_vl,
+    "kimi_vl": vision.kimi_vl,
+    "llama4": vision.llama4,
+    "mistral3": vision.mistral3,
+    "qwen2_vl": vision.qwen_vl,
+    "qwen2_5_vl": vision.qwen_vl,
+    "qwen3_vl": vision.qwen_vl,
+    "qwen3_5": vision.qwen_vl,
+}
+
+
+def read_architecture(
+    config: Mapping[str, Any], where: Where, *, dtype: str = "auto", quantization: str = ""
+) -> Architecture:
+    """The architecture of a config.json's content.
+
+    Args:
+        config: the parsed file.
+        where: for messages.
+        dtype: the engine's `--dtype`.
+        quantization: the engine's `--quantization`, empty where it is not given.
+
+    Raises:
+        UnknownModelError: the architecture or the weights' format is not one of ours.
+        SpecError: a figure is missing or cannot be.
+    """
+    whole = Facts(config, where)
+    name, family = _family(whole)
+    inner = whole.inner("text_config", "language_config", "llm_config")
+    text = Facts({**config, **inner.data}, where) if inner is not None else whole
+    hidden, vocab = text.count("hidden_size"), text.count("vocab_size")
+    build = family.build(text)
+    title, element = _dtype(text, dtype)
+    tied = _tied(whole, inner, family)
+    formats = read_quantization(whole, quantization)
+    embedding: list[Module] = [Embedding("model.embed_tokens", vocab, hidden)]
+    if family.around is not None:
+        embedding += family.around(text)
+    tail = norm("model.norm", hidden, bias=family.norm_bias)
+    if not tied:
+        tail.append(_head(vocab, hidden, family, formats))
+    tower, assumed = _tower(whole, family, hidden)
+    return Architecture(
+        name=name,
+        hidden=hidden,
+        vocab=vocab,
+        max_position=text.optional("max_position_embeddings", "n_positions"),
+        dtype=title,
+        element_bytes=element,
+        layers=tuple(build(index) for index in range(layer_count(text))),
+        embedding=tuple(embedding),
+        tail=tuple(tail),
+        tower=tuple(tower),
+        draft=family.draft(text, build) if family.draft is not None else (),
+        tied=tied,
+        quantization=formats,
+        assumed=assumed,
+    )
+
+
+def _family(facts: Facts) -> tuple[str, Family]:
+    names = facts.words("architectures")
+    for name in names:
+        if name in FAMILIES:
+            return name, FAMILIES[name]
+    raise UnknownModelError(
+        "an architecture that the planner knows",
+        found=f"`architectures: {list(names)[:3]}`"[:120] if names else "no `architectures`",
+        do=(
+            "give the checkpoint's folder: with the headers of its files the weights are exact, "
+            "and the rest is bounded"
+            if names
+            else COPY
+        ),
+        where=facts.where,
+    )
+
+
+def _dtype(facts: Facts, flag: str) -> tuple[str, int]:
+    stated = flag if flag not in {"", "auto"} else facts.text("dtype", facts.text("torch_dtype"))
+    name = stated.removeprefix("torch.")
+    if flag in {"", "auto"} and name in {"", "float32", "float"}:
+        name = "bfloat16"  # vLLM does not compute in 32 bits unless it is told to
+    if name not in ELEMENT_BYTES:
+        raise facts.wrong("torch_dtype", f"one of {', '.join(ELEMENT_BYTES)}", stated)
+    return name, ELEMENT_BYTES[name]
+
+
+def _tied(whole: Facts, inner: Facts | None, family: Family) -> bool:
+    for facts in (whole, inner):
+        if facts is not None and facts.has("tie_word_embeddings"):
+            return facts.flag("tie_word_embeddings", default=family.tied)
+    return family.tied
+
+
+def _head(vocab: int, hidden: int, family: Family, formats: Quantization | None) -> Module:
+    if formats is not None and formats.head:
+        return Linear("lm_head", hidden, (vocab,), COLUMNS)
+    return Embedding("lm_head", vocab, hidden, bias=family.head_bias)
+
+
+def _tower(whole: Facts, family: Family, hidden: int) -> tuple[list[Module], tuple[str, ...]]:
+    if not family.tower:
+        return [], ()
+    published = vision.PUBLISHED[family.tower]
+    stated = whole.inner("vision_config")
+    own = stated.data if stated is not None else {}
+    filled = {**published, **{key: value for key, value in own.items() if value is not None}}
+    missing = tuple(f"vision_config.{key}" for key in published if own.get(key) is None)
+    modules = TOWERS[family.tower](Facts(filled, whole.where), whole, hidden)
+    return modules, missing
+
+
+def vocab_rows(architecture: Architecture, tensor: int) -> int:
+    """Rows of the padded vocabulary on a rank."""
+    return Embedding("", architecture.vocab, architecture.hidden).local(tensor)

@@ -1,0 +1,309 @@
+"""In which format is each matrix of a checkpoint stored, and which matrices stay as they were?
+
+Reads `quantization_config` of a config.json, in the spelling of every method that vLLM 0.32.0 loads,
+and the engine's `--quantization` flag for what it quantizes while it loads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rayserve.planner.weights.facts import Facts, UnknownModelError
+
+FP8, INT8, PACKED, MXFP4, NVFP4 = "fp8", "int8", "packed", "mxfp4", "nvfp4"
+TENSOR, CHANNEL, GROUP, BLOCK = "tensor", "channel", "group", "block"
+COMPRESSED, GPTQ, AWQ = "compressed", "gptq", "awq"
+EXACT, PART, WILDCARD = "exact", "part", "wildcard"
+GROUP_LIMIT = 2**20
+ONLINE = {
+    "fp8": TENSOR,
+    "fp8_per_tensor": TENSOR,
+    "fp8_per_channel": CHANNEL,
+    "fp8_per_block": BLOCK,
+}
+"""`--quantization` values that turn a plain checkpoint into FP8, and their scales."""
+RENAMED = {
+    "gptq_marlin": "gptq",
+    "auto_gptq": "gptq",
+    "awq_marlin": "awq",
+    "auto_awq": "awq",
+    "auto-round": "inc",
+    "auto_round": "inc",
+    "compressed_tensors": "compressed-tensors",
+    "gpt_oss_mxfp4": "mxfp4",
+    "modelopt_fp4": "modelopt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one matrix is stored."""
+
+    kind: str
+    scale: str = CHANNEL
+    bits: int = 8
+    group: int = 0
+    """Elements along the inputs that share a scale; 0: all of them."""
+    block: tuple[int, int] = (0, 0)
+    """Outputs and inputs that share a scale, for `BLOCK`."""
+    zero_points: bool = False
+    layout: str = COMPRESSED
+    online: bool = False
+    static_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """A checkpoint's formats."""
+
+    method: str
+    groups: tuple[tuple[tuple[str, ...], Scheme | None], ...]
+    """(targets, scheme), the first match wins; the target "Linear" matches every matrix."""
+    ignored: tuple[str, ...] = ()
+    matching: str = EXACT
+    experts_only: bool = False
+    head: bool = False
+    """The output head is quantized too."""
+
+    def scheme(
+        self, name: str, parts: tuple[str, ...] = (), *, expert: bool = False
+    ) -> Scheme | None:
+        """The format of a matrix; None where it stays unquantized.
+
+        A fused matrix is left alone when the parts it is made of are (`is_layer_skipped` of
+        vllm/model_executor/layers/quantization/utils/quant_utils.py).
+        """
+        if self.experts_only and not expert:
+            return None
+        stem, _, last = name.rpartition(".")
+        whole = [f"{stem}.{part}" if not expert else f"{name}.0.{part}" for part in parts] or [name]
+        if self._matches(name, self.ignored) or any(self._matches(x, self.ignored) for x in whole):
+            return None
+        for targets, scheme in self.groups:
+            if "Linear" in targets or any(self._matches(x, targets) for x in (name, *whole)):
+                return scheme
+            if expert and "FusedMoE" in targets:
+                return scheme
+            if last in targets:
+                return scheme
+        return None
+
+    def _matches(self, name: str, patterns: tuple[str, ...]) -> bool:
+        if not patterns:
+            return False
+        names = _spellings(name)
+        plain, expressions = _compiled(patterns)
+        if any(expression.match(each) for expression in expressions for each in names):
+            return True
+        if any(above in plain for each in names for above in _ancestors(each)):
+            return True
+        if self.matching == PART:
+            return any(pattern in each for pattern in plain for each in names)
+        if self.matching == WILDCARD:
+            return any(fnmatch.fnmatchcase(each, pattern) for pattern in plain for each in names)
+        return False
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(
+    patterns: tuple[str, ...],
+) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """Plain names, and what follows "re:" as regular expressions; broken ones match nothing."""
+    plain, expressions = set(), []
+    for pattern in patterns:
+        if not pattern.startswith("re:"):
+            plain.add(pattern)
+            continue
+        with contextlib.suppress(re.error):
+            expressions.append(re.compile(pattern[3:]))
+    return frozenset(plain), tuple(expressions)
+
+
+def _ancestors(name: str) -> Iterator[str]:
+    """The name and every module that contains it."""
+    yield name
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """A module's name as text-only and as multimodal checkpoints write it."""
+    if not name.startswith("model."):
+        return (name, f"model.{name}")
+    inner = name.removeprefix("model.")
+    return (name, f"language_model.{name}", f"model.language_model.{inner}")
+
+
+def read_quantization(facts: Facts, flag: str = "") -> Quantization | None:
+    """The formats of a checkpoint; None where it is not quantized.
+
+    Args:
+        facts: the whole config.json.
+        flag: the engine's `--quantization`, empty where it is not given.
+
+    Raises:
+        UnknownModelError: a method or a format that the planner cannot lay out.
+        SpecError: a figure that cannot be.
+    """
+    stated = facts.inner("quantization_config", "compression_config")
+    text = facts.inner("text_config")
+    if stated is None and text is not None:
+        stated = text.inner("quantization_config")
+    if stated is None:
+        return _online(flag, facts)
+    method = stated.text("quant_method").lower()
+    method = RENAMED.get(method, method)
+    readers = {
+        "fp8": _fp8,
+        "fbgemm_fp8": _fbgemm,
+        "compressed-tensors": _compressed,
+        "awq": _packed,
+        "gptq": _packed,
+        "inc": _packed,
+        "mxfp4": _mxfp4,
+        "modelopt": _modelopt,
+        "quark": _quark,
+    }
+    if method not in readers:
+        raise _unknown(f"`{method or 'none'}` as quant_method", facts)
+    return readers[method](stated)
+
+
+def _unknown(found: str, facts: Facts) -> UnknownModelError:
+    return UnknownModelError(
+        "a format of the weights that the planner knows",
+        found=found,
+        do="give the checkpoint's folder: the headers of its files hold the exact sizes",
+        where=facts.where,
+    )
+
+
+def _online(flag: str, facts: Facts) -> Quantization | None:
+    if not flag or flag in {"none", "auto"}:
+        return None
+    if flag not in ONLINE:
+        raise _unknown(f"`--quantization {flag}` and a config.json without quantization", facts)
+    scale = ONLINE[flag]
+    block = (128, 128) if scale == BLOCK else (0, 0)
+    return Quantization(flag, ((("Linear",), Scheme(FP8, scale, block=block, online=True)),))
+
+
+def _ignored(stated: Facts) -> tuple[str, ...]:
+    names = ("ignored_layers", "modules_to_not_convert", "ignore", "exclude_modules", "exclude")
+    return tuple(word for name in names for word in stated.words(name))
+
+
+def _fp8(stated: Facts) -> Quantization:
+    block = stated.counts("weight_block_size", least=1)
+    if block and len(block) != 2:
+        raise stated.wrong("weight_block_size", "two whole numbers", block)
+    static = stated.text("activation_scheme", "dynamic") == "static"
+    scheme = Scheme(FP8, TENSOR, static_input=static)
+    if block:
+        scheme = Scheme(FP8, BLOCK, block=(block[0], block[1]))
+    return Quantization("fp8", ((("Linear",), scheme),), _ignored(stated))
+
+
+def _fbgemm(stated: Facts) -> Quantization:
+    return Quantization("fbgemm_fp8", ((("Linear",), Scheme(FP8, CHANNEL)),), _ignored(stated))
+
+
+def _packed(stated: Facts) -> Quantization:
+    """GPTQ, AWQ, and what AutoRound writes in either layout."""
+    method = RENAMED.get(stated.text("quant_method").lower(), stated.text("quant_method").lower())
+    bits = stated.count("bits", "w_bit", most=8)
+    given = stated.data.get("group_size", stated.data.get("q_group_size"))
+    group = 0 if given == -1 else stated.optional("group_size", "q_group_size", most=GROUP_LIMIT)
+    packing = stated.text("packing_format", stated.text("backend"))
+    awq = method == "awq" or "awq" in packing
+    zeros = stated.flag("zero_point", default=True) if awq else not stated.flag("sym", default=True)
+    scheme = Scheme(
+        PACKED, GROUP, bits=bits, group=group, zero_points=zeros, layout=AWQ if awq else GPTQ
+    )
+    head = stated.flag("lm_head", default=False)
+    groups = ((("Linear",), scheme),)
+    return Quantization(method, groups, _ignored(stated), PART, head=head)
+
+
+def _mxfp4(stated: Facts) -> Quantization:
+    scheme = Scheme(MXFP4, GROUP, bits=4, group=32)
+    groups = ((("Linear",), scheme),)
+    return Quantization("mxfp4", groups, _ignored(stated), WILDCARD, experts_only=True)
+
+
+def _modelopt(stated: Facts) -> Quantization:
+    algorithm = stated.text("quant_algo").upper()
+    schemes = {
+        "FP8": Scheme(FP8, TENSOR, static_input=True),
+        "FP8_PER_CHANNEL_PER_TOKEN": Scheme(FP8, CHANNEL),
+        "FP8_PB_WO": Scheme(FP8, BLOCK, block=(128, 128)),
+        "NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16, static_input=True),
+    }
+    if algorithm not in schemes:
+        raise _unknown(f"`{algorithm}` as quant_algo of modelopt", stated)
+    groups = ((("Linear",), schemes[algorithm]),)
+    return Quantization("modelopt", groups, _ignored(stated), WILDCARD)
+
+
+def _quark(stated: Facts) -> Quantization:
+    wanted = stated.inner("global_quant_config")
+    weight = wanted.inner("weight") if wanted is not None else None
+    kind = weight.text("dtype") if weight is not None else "fp8_e4m3"
+    shape = weight.text("qscheme", "per_tensor") if weight is not None else "per_tensor"
+    if kind not in {"fp8_e4m3", "int8"}:
+        raise _unknown(f"`{kind}` as weights of quark", stated)
+    scale = TENSOR if shape == "per_tensor" else CHANNEL
+    scheme = Scheme(FP8 if kind == "fp8_e4m3" else INT8, scale, static_input=kind == "fp8_e4m3")
+    return Quantization("quark", ((("Linear",), scheme),), _ignored(stated), WILDCARD)
+
+
+def _compressed(stated: Facts) -> Quantization:
+    raw = stated.inner("config_groups")
+    if raw is None or not raw.data:
+        raise _unknown("compressed-tensors without config_groups", stated)
+    groups = []
+    for name in raw.data:
+        group = raw.inner(str(name))
+        if group is None:
+            continue
+        targets = group.words("targets") or ("Linear",)
+        groups.append((targets, _group_scheme(group, stated)))
+    return Quantization("compressed-tensors", tuple(groups), _ignored(stated))
+
+
+def _group_scheme(group: Facts, stated: Facts) -> Scheme | None:
+    weights = group.inner("weights")
+    if weights is None:
+        return None
+    bits, kind = weights.count("num_bits", default=8, most=16), weights.text("type", "int")
+    strategy = weights.text("strategy", CHANNEL)
+    given = weights.data.get("group_size")
+    size = 0 if given == -1 else weights.optional("group_size", most=GROUP_LIMIT)
+    zeros = not weights.flag("symmetric", default=True)
+    inputs = group.inner("input_activations")
+    static = inputs is not None and not _dynamic(inputs.data)
+    if kind == "float" and bits == 8:
+        block = weights.counts("block_structure", least=1)
+        if strategy == BLOCK and len(block) != 2:
+            raise weights.wrong("block_structure", "two whole numbers", block)
+        shape = (block[0], block[1]) if strategy == BLOCK else (0, 0)
+        return Scheme(FP8, strategy, block=shape, static_input=static)
+    if kind == "float" and bits == 4:
+        if size == 32:
+            return Scheme(MXFP4, GROUP, bits=4, group=32)
+        return Scheme(NVFP4, GROUP, bits=4, group=16, static_input=inputs is not None)
+    if kind == "int" and bits == 8 and inputs is not None:
+        return Scheme(INT8, strategy if strategy == TENSOR else CHANNEL, static_input=static)
+    if kind == "int" and bits in {4, 8}:
+        return Scheme(PACKED, GROUP, bits=bits, group=size, zero_points=zeros)
+    raise _unknown(f"weights of {bits} bits ({kind}) in compressed-tensors", stated)
+
+
+def _dynamic(inputs: Mapping[str, object]) -> bool:
+    return bool(inputs.get("dynamic", False))

@@ -1,0 +1,444 @@
+"""A config.json becomes layers, formats and a clear refusal where it cannot."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayserve.errors import SpecError, Where
+from rayserve.planner.weights.architecture import FAMILIES, read_architecture
+from rayserve.planner.weights.facts import UnknownModelError
+from rayserve.planner.weights.modules import Experts, Linear, Rotary, local_kv_heads
+from rayserve.planner.weights.tensors import Place, stage_layers, stage_range, stage_weights
+
+FILE = Where("config.json")
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "topk_method": "noaux_tc",
+}
+NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "shared_expert_intermediate_size": 512,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_hidden_layers": 48,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+}
+NEMOTRON = {
+    "architectures": ["NemotronHForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 6,
+    "hybrid_override_pattern": "M-M*-M",
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "vocab_size": 131072,
+    "max_position_embeddings": 8192,
+}
+
+
+def read(config, **flags):
+    """The architecture of a config, as if it stood in a file."""
+    return read_architecture(config, FILE, **flags)
+
+
+def linear(layer, ending):
+    """The matrix of a layer by the end of its name."""
+    return next(
+        module
+        for module in layer.modules
+        if isinstance(module, Linear) and module.name.endswith(ending)
+    )
+
+
+def test_a_llama_layer_has_fused_projections():
+    """Queries, keys and values are one matrix with replicated heads, gate and up another."""
+    layer = read(LLAMA).layers[0]
+    assert linear(layer, "qkv_proj").local(16) == (4096, (256, 128, 128))
+    assert linear(layer, "gate_up_proj").local(2) == (4096, (14336 // 2, 14336 // 2))
+    assert linear(layer, "down_proj").local(2) == (14336 // 2, (4096,))
+
+
+@pytest.mark.parametrize("tensor,heads", [(1, 8), (4, 2), (8, 1), (16, 1)])
+def test_kv_heads_are_replicated_beyond_one_a_rank(tensor, heads):
+    """A rank never holds less than one KV head."""
+    assert local_kv_heads(8, tensor) == heads
+
+
+def test_latent_attention_keeps_one_latent_a_token():
+    """MLA's cache is the latent and the rotated part; the latent's projection is whole everywhere."""
+    model = read(DEEPSEEK)
+    mixing = model.layers[0].attention
+    assert (mixing.kind, mixing.latent_size, mixing.rope_size) == ("mla", 512, 64)
+    assert linear(model.layers[0], "fused_qkv_a_proj").local(8) == (7168, (1536, 576))
+    assert linear(model.layers[0], "q_b_proj").local(8) == (1536, (128 * 192 // 8,))
+
+
+def test_dense_layers_come_before_experts():
+    """The first three layers of DeepSeek-V3 have an MLP, the others experts and a shared one."""
+    model = read(DEEPSEEK)
+    assert [layer.mlp.experts for layer in model.layers[:4]] == [0, 0, 0, 256]
+    assert model.layers[3].mlp.shared_width == 2048
+    assert len(model.draft) == 1
+
+
+def test_an_indexer_adds_its_own_cache():
+    """A sparse model keeps an index key and its scale beside the latent."""
+    model = read(DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64})
+    assert model.layers[0].attention.index_size == 132
+
+
+def test_three_of_four_layers_of_qwen3_next_attend_linearly():
+    """Every fourth layer keeps the whole context and gates its output."""
+    model = read(NEXT)
+    kinds = [layer.attention.kind for layer in model.layers[:4]]
+    assert kinds == ["linear", "linear", "linear", "full"]
+    assert model.layers[0].attention.state.conv_channels == 2 * 16 * 128 + 32 * 128
+    assert sum(linear(model.layers[3], "qkv_proj").outputs) == (2 * 16 + 2 * 2) * 256
+
+
+def test_the_letters_of_nemotron_h_name_the_layers():
+    """M is Mamba-2, * attention, - an MLP; each layer is only one of them."""
+    kinds = [layer.attention.kind for layer in read(NEMOTRON).layers]
+    assert kinds == ["mamba", "none", "mamba", "full", "none", "mamba"]
+
+
+def test_gemma3_slides_in_five_of_six_layers_with_a_rotation_of_its_own():
+    """The scaled table of the full layers is larger than the one of sliding layers."""
+    model = read(
+        LLAMA
+        | {
+            "architectures": ["Gemma3ForCausalLM"],
+            "head_dim": 256,
+            "sliding_window": 1024,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        }
+    )
+    kinds = [layer.attention.kind for layer in model.layers[:6]]
+    assert kinds == ["sliding"] * 5 + ["full"]
+    tables = [
+        next(module for module in model.layers[at].modules if isinstance(module, Rotary))
+        for at in (0, 5)
+    ]
+    assert [table.positions for table in tables] == [131072, 8 * 131072]
+    assert model.tied
+
+
+def test_llama4_chunks_where_positions_rotate():
+    """Every fourth layer sees everything and has no rotation."""
+    model = read(
+        LLAMA
+        | {
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "num_local_experts": 16,
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 8192,
+        }
+    )
+    assert [layer.attention.kind for layer in model.layers[:4]] == ["chunked"] * 3 + ["full"]
+    assert not any(isinstance(module, Rotary) for module in model.layers[3].modules)
+    assert model.tower
+    assert "vision_config.hidden_size" in model.assumed
+
+
+def test_a_stated_vision_config_is_not_assumed():
+    """What the config says of its tower replaces what is known of published ones."""
+    config = LLAMA | {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": {"num_hidden_layers": 2, "hidden_size": 1152},
+    }
+    few, many = read(config), read(config | {"vision_config": {"num_hidden_layers": 27}})
+    assert len(few.tower) < len(many.tower)
+    assert "vision_config.hidden_size" not in few.assumed
+    assert "vision_config.patch_size" in few.assumed
+
+
+def test_gemma4_shares_caches_and_has_two_head_sizes():
+    """The last layers read the cache of the last layer of their kind that has one."""
+    model = read(
+        LLAMA
+        | {
+            "architectures": ["Gemma4ForCausalLM"],
+            "num_hidden_layers": 12,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "sliding_window": 1024,
+            "num_kv_shared_layers": 4,
+            "hidden_size_per_layer_input": 256,
+        }
+    )
+    assert [layer.attention.shares_cache_of for layer in model.layers[6:]] == [-1, -1, 7, 7, 7, 5]
+    assert [layer.attention.key_size for layer in model.layers[4:6]] == [256, 512]
+
+
+def test_a_text_model_inside_a_multimodal_one_is_found():
+    """`text_config` holds the language model's figures."""
+    inner = {key: value for key, value in LLAMA.items() if key != "architectures"}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": inner}
+    assert len(read(config).layers) == 32
+
+
+@pytest.mark.parametrize("names", [["BertModel"], [], ["StableDiffusionPipeline"]])
+def test_an_unknown_architecture_is_said_to_be_unknown(names):
+    """No layout is guessed for a name that is not in the table."""
+    with pytest.raises(UnknownModelError, match="architecture"):
+        read(LLAMA | {"architectures": names})
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 0, math.nan, math.inf, True, "32", 32.5, 2**40, [32], {"a": 1}]
+)
+@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "vocab_size"])
+def test_a_figure_that_cannot_be_is_refused(name, value):
+    """Neither signs, fractions, words nor absurd sizes pass."""
+    with pytest.raises(SpecError, match=name):
+        read(LLAMA | {name: value})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**6},
+        {"layer_types": ["full_attention"], "sliding_window": 8},
+        {"layer_types": 3},
+        {"layer_types": [1] * 32},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": [3]},
+        {"rope_scaling": [1]},
+        {"rope_scaling": {"rope_type": 3}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": -4}},
+        {"rope_scaling": {"rope_type": "linear", "factor": "8"}},
+        {"tie_word_embeddings": "yes"},
+        {"attention_bias": 1},
+        {"torch_dtype": "int3"},
+        {"torch_dtype": 16},
+        {"text_config": []},
+        {"quantization_config": "fp8"},
+        {"quantization_config": {"quant_method": "awq", "bits": 64}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 128]}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+        {"quantization_config": {"quant_method": "fp8", "ignored_layers": 3}},
+        {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": []}},
+    ],
+)
+def test_a_malformed_config_is_refused(change):
+    """Whatever stands in a config.json ends in an error of ours."""
+    with pytest.raises(SpecError):
+        read(LLAMA | change)
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "magic"},
+        {},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "compressed-tensors"},
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"weights": {"num_bits": 3, "type": "int"}}},
+        },
+    ],
+)
+def test_an_unknown_format_is_said_to_be_unknown(quantization):
+    """No size is guessed for a method that the planner cannot lay out."""
+    with pytest.raises(UnknownModelError):
+        read(LLAMA | {"quantization_config": quantization})
+
+
+def test_an_unknown_flag_is_said_to_be_unknown():
+    """`--quantization` with a method that only reads its own checkpoints needs one."""
+    with pytest.raises(UnknownModelError, match="quantization"):
+        read(LLAMA, quantization="awq")
+
+
+def test_ignored_modules_stay_unquantized():
+    """Names, prefixes and patterns in the lists of every method are honoured, for parts as for wholes."""
+    ignore = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp", "re:.*layers\\.2\\..*down.*"]
+    formats = read(
+        LLAMA | {"quantization_config": {"quant_method": "fp8", "ignored_layers": ignore}}
+    ).quantization
+    parts = ("q_proj", "k_proj", "v_proj")
+    assert formats.scheme("model.layers.0.self_attn.qkv_proj", parts) is None
+    assert formats.scheme("model.layers.1.mlp.down_proj") is None
+    assert formats.scheme("model.layers.2.mlp.down_proj") is None
+    assert formats.scheme("model.layers.10.mlp.down_proj") is not None
+    assert formats.scheme("model.layers.3.self_attn.qkv_proj", parts) is not None
+
+
+def test_only_the_experts_of_gpt_oss_are_in_four_bits():
+    """mxfp4 leaves attention, router and embeddings as they are."""
+    model = read(
+        LLAMA
+        | {
+            "architectures": ["GptOssForCausalLM"],
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "quantization_config": {"quant_method": "mxfp4"},
+        }
+    )
+    layer = model.layers[0]
+    experts = next(module for module in layer.modules if isinstance(module, Experts))
+    assert model.quantization.scheme(experts.name, experts.parts, expert=True).kind == "mxfp4"
+    assert model.quantization.scheme(linear(layer, "qkv_proj").name) is None
+    assert layer.attention.sinks
+
+
+@pytest.mark.parametrize(
+    "layers,pipeline,expected",
+    [
+        (32, 1, (32,)),
+        (32, 4, (8, 8, 8, 8)),
+        (33, 4, (8, 8, 9, 8)),
+        (126, 4, (31, 32, 32, 31)),
+        (61, 2, (31, 30)),
+        (35, 4, (9, 9, 9, 8)),
+    ],
+)
+def test_layers_that_do_not_divide_go_before_the_last_stage(layers, pipeline, expected):
+    """vLLM's partition: the remainder is spread from the last but one stage backwards."""
+    assert stage_layers(layers, pipeline) == expected
+    covered = [i for stage in range(pipeline) for i in stage_range(layers, pipeline, stage)]
+    assert covered == list(range(layers))
+
+
+def test_every_family_names_a_tower_that_exists():
+    """A family with a tower has its published figures."""
+    from rayserve.planner.weights.architecture import TOWERS
+    from rayserve.planner.weights.vision import PUBLISHED
+
+    towers = {family.tower for family in FAMILIES.values() if family.tower}
+    assert towers == set(TOWERS) == set(PUBLISHED)
+
+
+EVERYTHING = LLAMA | DEEPSEEK | NEXT | NEMOTRON | {"num_local_experts": 8, "sliding_window": 128}
+EVERYTHING |= {"num_key_value_heads": 8, "global_head_dim": 512, "num_kv_shared_layers": 2}
+STRANGE = [
+    None,
+    -1,
+    0,
+    1,
+    2.5,
+    math.nan,
+    math.inf,
+    True,
+    "",
+    "x",
+    [],
+    [1],
+    ["x"],
+    {},
+    {"a": 1},
+    2**70,
+]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_is_laid_out_and_replayed(name):
+    """Each architecture of the table yields layers, and weights on every stage of a cut."""
+    model = read(EVERYTHING | {"architectures": [name]})
+    assert len(model.layers) == 6
+    assert all(size > 0 for size in stage_weights(model, Place(4, 2, draft=True)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(FAMILIES)),
+    st.sampled_from(
+        [
+            *sorted(EVERYTHING),
+            "rope_scaling",
+            "rope_parameters",
+            "layer_types",
+            "vision_config",
+            "no_rope_layers",
+            "quantization_config",
+            "mlp_only_layers",
+            "vision_feature_layer",
+            "partial_rotary_factor",
+        ]
+    ),
+    st.sampled_from(STRANGE),
+)
+def test_no_strange_value_ends_in_a_traceback(name, key, value):
+    """Whatever one key holds, the answer is a model that can be replayed or an error of ours."""
+    config = EVERYTHING | {"architectures": [name]} | {key: value}
+    try:
+        model = read(config)
+    except SpecError:
+        return
+    assert stage_weights(model, Place(2, 2))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(name for name in FAMILIES if FAMILIES[name].tower)),
+    st.dictionaries(
+        st.sampled_from(["hidden_size", "depth", "patch_size", "image_size", "num_hidden_layers"]),
+        st.sampled_from(STRANGE),
+    ),
+)
+def test_no_strange_tower_ends_in_a_traceback(name, tower):
+    """The same for what a config says of its vision tower."""
+    try:
+        model = read(EVERYTHING | {"architectures": [name], "vision_config": tower})
+    except SpecError:
+        return
+    assert stage_weights(model, Place(2))
+
+
+def test_a_guessing_layer_is_loaded_on_the_last_stage_only():
+    """Its weights come on top there, and only where it is asked for."""
+    model = read(DEEPSEEK | {"num_hidden_layers": 6})
+    without, with_draft = (stage_weights(model, Place(8, 2, draft=d)) for d in (False, True))
+    assert with_draft[0] == without[0]
+    assert with_draft[1] > without[1]
