@@ -1,0 +1,1 @@
+"""What does the KV cache hold, by vLLM's own rules?"""

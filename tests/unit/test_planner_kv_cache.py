@@ -1,0 +1,542 @@
+"""Do bytes turn into blocks, tokens and requests as vLLM's logs say?
+
+Figures marked with a log are what a real start printed; the rest is computed by hand beside the
+assertion. That every rule equals the installed vLLM's is tested in tests/contract.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as tries
+from hypothesis import strategies as st
+
+from rayserve.errors import SpecError
+from rayserve.planner.kv.cache import (
+    CacheSettings,
+    blocks_per_request,
+    bytes_for_requests,
+    cache_capacity,
+    cache_layout,
+    cache_rules,
+    concurrent_batches,
+    longest_request,
+    max_concurrency,
+)
+from rayserve.planner.kv.groups import aligned_block_size
+from rayserve.planner.kv.layers import (
+    CacheKind,
+    LayerCache,
+    attention_layer,
+    gated_delta_state_bytes,
+    indexer_layer,
+    kv_heads_on_rank,
+    latent_layer,
+    layer_bytes_per_token,
+    mamba2_state_bytes,
+    state_layer,
+)
+
+GIB = 2**30
+FULL, SLIDING, CHUNKED = CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED
+V0_19 = cache_rules((0, 19))
+
+
+def settings(length=8192, batched=8192, **changes):
+    """Engine settings of a case."""
+    return CacheSettings(max_model_len=length, max_num_batched_tokens=batched, **changes)
+
+
+def full(kv_heads, head_dim, *, tensor=1, **more):
+    """A layer that keeps every token."""
+    return attention_layer(FULL, kv_heads=kv_heads, tensor=tensor, head_dim=head_dim, **more)
+
+
+def sliding(kv_heads, head_dim, window, *, tensor=1, **more):
+    """A layer that keeps a window."""
+    return attention_layer(
+        SLIDING, kv_heads=kv_heads, tensor=tensor, head_dim=head_dim, window=window, **more
+    )
+
+
+def capacity(layers, gib, chosen):
+    """What a start with this many GiB on one stage would print."""
+    return cache_capacity(cache_layout([layers], chosen), [int(gib * GIB)], chosen)
+
+
+def qwen36_state(tensor, speculative_tokens=0, value_heads=48):
+    """Bytes of the states of a Qwen3.6 layer, whose recurrent state is float32."""
+    return gated_delta_state_bytes(
+        tensor=tensor,
+        key_heads=16,
+        value_heads=value_heads,
+        key_dim=128,
+        value_dim=128,
+        conv_kernel=4,
+        state_bytes=4,
+        speculative_tokens=speculative_tokens,
+    )
+
+
+# ── logs: KV GiB in, printed figures out; GiB are printed with two digits ───────────────────────
+
+
+def assert_log(got, gib, *, tokens=0, concurrency=0.0):
+    """The printed tokens and concurrency, up to the rounding of the printed GiB."""
+    slack = 0.006 / gib
+    if tokens:
+        assert got.printed_tokens == pytest.approx(tokens, rel=slack)
+    assert got.max_concurrency == pytest.approx(concurrency, rel=slack + 0.006 / concurrency)
+
+
+def test_log_grouped_queries():
+    """Llama 3.3 70B, TP2, vLLM 0.19: 37.28 GiB are 244,304 tokens, 29.82 requests of 8,192."""
+    got = capacity([full(8, 128, tensor=2)] * 80, 37.28, settings(rules=V0_19))
+    assert_log(got, 37.28, tokens=244304, concurrency=29.82)
+
+
+def test_log_fp8_cache():
+    """Llama 3.1 8B with --kv-cache-dtype fp8: 58.11 GiB are 952,032 tokens."""
+    layers = [full(8, 128, kv_cache_dtype="fp8")] * 32
+    assert_log(capacity(layers, 58.11, settings()), 58.11, tokens=952032, concurrency=116.21)
+
+
+def test_log_latent():
+    """Kimi-VL, TP2, MLA not shared out: 54.78 GiB are 1,890,896 tokens."""
+    got = capacity([latent_layer(576)] * 27, 54.78, settings(rules=V0_19))
+    assert_log(got, 54.78, tokens=1890896, concurrency=230.82)
+
+
+def test_log_latent_rounded_by_v0():
+    """DeepSeek-R1 on 0.7.3: rows of 576 elements take 640, so 21.43 GiB are 18,418 blocks."""
+    chosen = settings(length=128000, rules=cache_rules((0, 7)))
+    got = capacity([latent_layer(576)] * 61, 21.43, chosen)
+    assert got.num_blocks == pytest.approx(18418, rel=0.006 / 21.43)
+    assert got.max_concurrency == pytest.approx(2.30, abs=0.006)
+
+
+def test_log_half_of_the_layers_slide():
+    """Gemma 2 9B, vLLM 0.19, two groups of 21: 54.12 GiB print 168,880 tokens and 20.60 requests."""
+    layers = [sliding(8, 256, 4096), full(8, 256)] * 21
+    got = capacity(layers, 54.12, settings(rules=V0_19))
+    assert_log(got, 54.12, tokens=168880, concurrency=20.60)
+
+
+def test_log_five_of_six_layers_slide():
+    """Gemma 3 27B, vLLM 0.19, 52 sliding and 10 full layers in seven groups: 4.46 requests."""
+    layers = [sliding(16, 128, 1024)] * 52 + [full(16, 128)] * 10
+    chosen = settings(rules=V0_19)
+    assert len(cache_layout([layers], chosen).groups) == 7
+    assert_log(capacity(layers, 19.53, chosen), 19.53, tokens=36560, concurrency=4.46)
+
+
+def test_log_chunked_attention():
+    """Llama 4 Scout, TP4, vLLM 0.19, three chunked layers of four: 16.75 GiB, 44.68 requests."""
+    chunked = attention_layer(CHUNKED, kv_heads=8, tensor=4, head_dim=128, window=8192)
+    got = capacity([*[chunked] * 3, full(8, 128, tensor=4)] * 12, 16.75, settings(rules=V0_19))
+    assert_log(got, 16.75, tokens=365968, concurrency=44.68)
+
+
+def test_log_states_without_prefix_cache_would_differ():
+    """Qwen3.6 35B A3B, fp8 KV, vLLM 0.24: 4.33 requests, by two state blocks in each of 3 groups."""
+    state = state_layer(*qwen36_state(1, value_heads=32))
+    layers = [*[state] * 3, full(2, 256, kv_cache_dtype="fp8")] * 10
+    chosen = settings(length=131072, rules=cache_rules((0, 24)))
+    got = capacity(layers, 5.98, chosen)
+    assert (got.num_blocks, got.blocks_per_request) == (299, 69)
+    assert (got.printed_tokens, round(got.max_concurrency, 2)) == (567978, 4.33)
+    assert capacity(layers, 5.98, replace(chosen, prefix_caching=False)).blocks_per_request == 66
+
+
+def test_log_states_with_draft_layer():
+    """Qwen3.6 27B, TP4, fp8 KV, 3 MTP tokens: 15.72 GiB print 1,774,963 tokens and 6.77 requests."""
+    attention = full(4, 256, tensor=4, kv_cache_dtype="fp8")
+    layers = [*[state_layer(*qwen36_state(4, 3))] * 3, attention] * 16 + [attention]
+    chosen = settings(length=262144, speculative_tokens=3, rules=cache_rules((0, 21)))
+    got = capacity(layers, 15.72, chosen)
+    assert cache_layout([layers], chosen).block_size == 1600
+    assert (got.printed_tokens, round(got.max_concurrency, 2)) == (1774963, 6.77)
+
+
+def test_log_states_with_scaled_keys():
+    """Qwen3.6 27B, TP2, int8 KV, May 2026: 605,495 tokens at 2.31, as four MTP tokens give."""
+    attention = full(4, 256, tensor=2, kv_cache_dtype="int8_per_token_head")
+    layers = [*[state_layer(*qwen36_state(2, 4))] * 3, attention] * 16 + [attention]
+    chosen = settings(length=262144, speculative_tokens=4, rules=cache_rules((0, 21)))
+    got = capacity(layers, 11.1, chosen)
+    assert (got.printed_tokens, round(got.max_concurrency, 2)) == (605495, 2.31)
+
+
+def test_log_sparse_latent():
+    """GLM-5.2, fp8_ds_mla, vLLM 0.23: 78 latent rows and 21 indexer rows; 28.85 GiB, 1.44 requests."""
+    layers = [latent_layer(576, kv_cache_dtype="fp8_ds_mla")] * 78 + [indexer_layer(128)] * 21
+    chosen = settings(
+        length=400000, block_size=64, block_outermost=True, rules=cache_rules((0, 23))
+    )
+    assert_log(capacity(layers, 28.85, chosen), 28.85, tokens=574336, concurrency=1.44)
+
+
+def test_log_two_head_sizes():
+    """Gemma 4 31B, TP2, int8 KV, a nightly of May 2026: 466,892 tokens in 10.82 GiB."""
+    int8 = {"tensor": 2, "kv_cache_dtype": "int8_per_token_head"}
+    layers = [*[sliding(16, 256, 1024, **int8)] * 5, full(4, 512, **int8)] * 10
+    chosen = settings(262144, 2048, concurrent_batches=2, rules=cache_rules((0, 21)))
+    assert_log(capacity(layers, 10.82, chosen), 10.82, tokens=466892, concurrency=1.78)
+
+
+# ── layers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "kv_heads, tensor, expected", [(8, 1, 8), (8, 8, 1), (4, 8, 1), (16, 4, 4), (1, 4, 1)]
+)
+def test_heads_are_shared_out_or_repeated(kv_heads, tensor, expected):
+    """A rank has its share of the KV heads, and at least one."""
+    assert kv_heads_on_rank(kv_heads, tensor) == expected
+
+
+@pytest.mark.parametrize(
+    "kv_format, expected",
+    [
+        ("auto", 2 * 8 * 128 * 2),
+        ("float32", 2 * 8 * 128 * 4),
+        ("fp8_e4m3", 2 * 8 * 128),
+        ("int8_per_token_head", 8 * (2 * 128 + 8)),
+        ("int4_per_token_head", 8 * (128 + 8)),
+        ("nvfp4", 8 * 2 * (64 + 8)),
+        ("turboquant_k8v4", 8 * (128 + 64 + 4)),
+        ("turboquant_3bit_nc", 8 * (48 + 2 + 48 + 4)),
+    ],
+)
+def test_token_bytes_of_formats(kv_format, expected):
+    """A token's bytes are those of its format, packed scales included."""
+    assert layer_bytes_per_token(full(8, 128, kv_cache_dtype=kv_format)) == expected
+
+
+@pytest.mark.parametrize(
+    "layer, expected",
+    [
+        (latent_layer(576), 1152),
+        (latent_layer(576, kv_cache_dtype="fp8"), 576),
+        (latent_layer(576, kv_cache_dtype="fp8_ds_mla"), 656),
+        (latent_layer(576, kv_cache_dtype="nvfp4_ds_mla"), 352),
+        (latent_layer(576, kv_cache_dtype="int8_per_token_head"), 584),
+        (indexer_layer(128), 132),
+        (state_layer(1000, 2000), 0),
+        (full(8, 128, shared=True), 0),
+        (full(4, 192, head_dim_v=128), 4 * 320 * 2),
+    ],
+)
+def test_token_bytes_of_kinds(layer, expected):
+    """Latent rows have no values of their own; states and shared layers do not grow."""
+    assert layer_bytes_per_token(layer) == expected
+
+
+@pytest.mark.parametrize("kv_format", ["q4_0", "fp16", "ultraquant_4bit", ""])
+def test_unknown_format_is_refused(kv_format):
+    """A format whose packing is not known is named, not guessed."""
+    with pytest.raises(SpecError, match="format"):
+        full(8, 128, kv_cache_dtype=kv_format)
+    with pytest.raises(SpecError, match="format"):
+        latent_layer(576, kv_cache_dtype="nvfp4")
+
+
+def test_states_of_uneven_groups_are_repeated():
+    """Mamba-2 groups that the ranks do not divide are repeated, one a rank."""
+    shapes = {"heads": 128, "head_dim": 64, "state_size": 128, "conv_kernel": 4}
+    assert mamba2_state_bytes(tensor=1, groups=8, **shapes) == (
+        (8192 + 2 * 8 * 128) * 3 * 2,
+        128 * 64 * 128 * 4,
+    )
+    assert mamba2_state_bytes(tensor=16, groups=8, **shapes) == (
+        (8192 + 2 * 16 * 128) // 16 * 3 * 2,
+        8 * 64 * 128 * 4,
+    )
+
+
+# ── block size ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_state_raises_the_block_size():
+    """Qwen3-Next in bf16 on one GPU: a state of 1,097,728 bytes needs pages of 544 tokens."""
+    state = gated_delta_state_bytes(
+        tensor=1, key_heads=16, value_heads=32, key_dim=128, value_dim=128, conv_kernel=4
+    )
+    layers = [state_layer(*state), full(2, 256)]
+    assert sum(state) == 1097728
+    assert aligned_block_size(layers, 16) == 544
+    assert aligned_block_size(layers, 1024) == 1024
+    assert aligned_block_size(layers, 16, (32,)) == 544
+    assert aligned_block_size(layers, 16, (64, 48)) == 576
+    assert aligned_block_size([full(2, 256)], 16) == 16
+
+
+def test_latent_blocks_beside_states():
+    """Beside states, MLA blocks are multiples of 128 tokens."""
+    layers = [state_layer(0, 129 * 1152), latent_layer(576)]
+    assert aligned_block_size(layers, 16) == 256
+
+
+def test_state_takes_a_page_of_attention():
+    """A state's page is padded to the attention page, and the waste is counted."""
+    layout = cache_layout([[state_layer(1000), full(1, 64)]], settings())
+    assert layout.block_size == 16
+    assert [group.page_bytes for group in layout.groups] == [16 * 256, 16 * 256]
+
+
+# ── groups ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_groups_are_strided():
+    """Two sliding groups beside a full one take every other sliding layer, not the first half."""
+    layers = [sliding(8, 64, 128), sliding(8, 64, 128), full(8, 64)] * 2
+    groups = cache_layout([layers], settings()).groups
+    assert [group.layers for group in groups] == [(0, 3), (1, 4), (2, 5)]
+
+
+def test_nearly_equal_buckets_are_padded_to_the_larger():
+    """13 full and 12 sliding layers are two groups; 18 and 12 are three, at the limit of 1.5."""
+    pair = (full(8, 64), sliding(8, 64, 128))
+    assert len(cache_layout([[full(8, 64), *pair * 12]], settings()).groups) == 2
+    assert len(cache_layout([[*[full(8, 64)] * 6, *pair * 12]], settings()).groups) == 3
+
+
+def test_smaller_page_gets_more_tokens():
+    """A layer with half the bytes a token gets blocks of twice the tokens."""
+    layout = cache_layout([[sliding(16, 256, 1024), full(4, 512)]], settings())
+    assert [group.block_size for group in layout.groups] == [16, 32]
+    assert len({group.page_bytes for group in layout.groups}) == 1
+
+
+def test_layers_of_one_kind_and_two_widths_are_one_group():
+    """Full layers of different widths share a block table; a block is one page of each."""
+    layout = cache_layout([[full(8, 64), full(8, 128)]], settings())
+    assert len(layout.groups) == 1
+    assert layout.groups[0].page_bytes == 16 * (2048 + 4096) == layout.stage_block_bytes[0]
+
+
+def test_shared_layers_take_nothing():
+    """A layer that reads another's cache adds no bytes."""
+    alone = cache_layout([[full(2, 256)]], settings())
+    with_sharing = cache_layout([[full(2, 256), full(2, 256, shared=True)]], settings())
+    assert alone == with_sharing
+
+
+def test_without_hybrid_manager_every_layer_keeps_all():
+    """Switched off, sliding layers take pages for the whole context; states cannot."""
+    layers = [sliding(8, 128, 512), full(8, 128)] * 4
+    on, off = settings(100000, 512), settings(100000, 512, hybrid_manager=False)
+    assert blocks_per_request(cache_layout([layers], on), on, 100000) == 6250 + 64 + 1
+    layout = cache_layout([layers], off)
+    assert blocks_per_request(layout, off, 100000) == 6250
+    assert layout.stage_block_bytes == (8 * 16 * 4096,)
+    with pytest.raises(SpecError, match="hybrid"):
+        cache_layout([[state_layer(1000), full(8, 128)]], off)
+
+
+def test_several_windows_without_hybrid_manager_are_refused():
+    """vLLM refuses two window sizes in one group; so do we, with both named."""
+    layers = [sliding(8, 128, 512), sliding(8, 128, 1024), full(8, 128)]
+    with pytest.raises(SpecError, match="512, 1024"):
+        cache_layout([layers], settings(hybrid_manager=False))
+
+
+def test_earlier_versions_had_no_groups():
+    """Before 0.10, and in V0, a sliding layer kept the whole context."""
+    layers = [sliding(8, 128, 512), full(8, 128)] * 4
+    for version in ((0, 9), (0, 6)):
+        chosen = settings(rules=cache_rules(version))
+        assert len(cache_layout([layers], chosen).groups) == 1
+
+
+def test_packing_that_is_not_modelled_is_refused():
+    """Kinds with pages of several sizes in one block are said to be unknown."""
+    layers = [sliding(8, 128, 512), full(4, 128), latent_layer(576)]
+    with pytest.raises(SpecError, match="not modelled"):
+        cache_layout([layers], settings(block_outermost=True))
+    chunked = attention_layer(CHUNKED, kv_heads=8, tensor=1, head_dim=128, window=512)
+    with pytest.raises(SpecError, match="made equal"):
+        cache_layout([[latent_layer(576), chunked]], settings())
+
+
+def test_states_in_v0_are_refused():
+    """V0 kept states outside the cache, which is not modelled."""
+    with pytest.raises(SpecError, match="V1"):
+        cache_layout([[state_layer(1000), full(8, 128)]], settings(rules=cache_rules((0, 7))))
+
+
+# ── requests ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "layer, length, expected",
+    [
+        (full(8, 128), 1, 1),
+        (full(8, 128), 17, 2),
+        (sliding(8, 128, 1024), 100, 7 + 1),
+        (sliding(8, 128, 1024), 100000, -(-(1023 + 512) // 16) + 1),
+        (attention_layer(CHUNKED, kv_heads=8, tensor=1, head_dim=128, window=1024), 9999, 96),
+        (state_layer(1000), 100000, 2),
+        (state_layer(1000, checkpoint_blocks=1), 100000, 3),
+    ],
+)
+def test_blocks_of_a_request(layer, length, expected):
+    """A window keeps itself, the step in flight and one block more; a chunk no more block."""
+    chosen = settings(batched=512)
+    assert blocks_per_request(cache_layout([[layer]], chosen), chosen, length) == expected
+
+
+def test_batches_in_flight_keep_their_windows():
+    """Asynchronous scheduling keeps a window for one step more, from 0.21."""
+    assert concurrent_batches(async_scheduling=True, pipeline=1, v2_runner=False) == 2
+    assert concurrent_batches(async_scheduling=True, pipeline=2, v2_runner=False) == 2
+    assert concurrent_batches(async_scheduling=True, pipeline=2, v2_runner=True) == 3
+    assert concurrent_batches(async_scheduling=False, pipeline=2, v2_runner=True) == 2
+    layers = [sliding(8, 128, 1024)]
+    new = settings(batched=512, concurrent_batches=2)
+    old = replace(new, rules=V0_19)
+    assert blocks_per_request(cache_layout([layers], new), new, 100000) == 2047 // 16 + 2
+    assert blocks_per_request(cache_layout([layers], old), old, 100000) == 1535 // 16 + 2
+
+
+def test_context_parallel_multiplies_tokens():
+    """Four ranks that share out the tokens hold four times as many; windows cannot be shared."""
+    one, four = settings(8192), settings(8192, context_parallel=4)
+    layers = [full(8, 128)] * 4
+    assert capacity(layers, 1, four).printed_tokens == 4 * capacity(layers, 1, one).printed_tokens
+    with pytest.raises(SpecError, match="context_parallel"):
+        cache_layout([[sliding(8, 128, 512), full(8, 128)]], four)
+
+
+def test_poorest_stage_decides():
+    """With a pipeline, blocks are those of the stage that holds the fewest."""
+    chosen = settings()
+    layout = cache_layout([[full(8, 128)] * 16, [full(8, 128)] * 17], chosen)
+    first, second = layout.stage_block_bytes
+    assert (first, second) == (16 * 65536, 17 * 65536)
+    got = cache_capacity(layout, [1000 * first, 900 * second], chosen)
+    assert got.num_blocks == 900
+    assert got.request_bytes == (512 * first, 512 * second)
+    with pytest.raises(SpecError, match="2 pipeline stages"):
+        cache_capacity(layout, [GIB], chosen)
+
+
+def test_null_block_is_never_lent():
+    """Bytes for exactly one request are one block short, and the proposal is what remains."""
+    chosen = settings(length=160)
+    layout = cache_layout([[full(8, 128)]], chosen)
+    block = layout.stage_block_bytes[0]
+    exact = cache_capacity(layout, [10 * block], chosen)
+    assert (exact.fits, exact.estimated_max_model_len) == (False, 144)
+    more = cache_capacity(layout, [11 * block], chosen)
+    assert (more.fits, more.estimated_max_model_len, more.num_blocks) == (True, 160, 11)
+    assert bytes_for_requests(layout, chosen, [160]) == (11 * block,)
+
+
+@pytest.mark.parametrize("available", [0, -GIB, 1])
+def test_no_bytes_hold_nothing(available):
+    """Without bytes there is no block, no request, and no length to propose."""
+    chosen = settings()
+    got = cache_capacity(cache_layout([[full(8, 128)]], chosen), [available], chosen)
+    assert (got.num_blocks, got.fits, got.estimated_max_model_len) == (0, False, 0)
+    assert got.max_concurrency == 0
+
+
+def test_model_without_cache():
+    """A model that keeps nothing fits, and its concurrency has no limit."""
+    chosen = settings()
+    got = cache_capacity(cache_layout([[]], chosen), [0], chosen)
+    assert (got.num_blocks, got.fits, got.printed_tokens) == (1, True, 0)
+    assert got.max_concurrency == math.inf
+
+
+def test_stage_that_keeps_nothing_is_refused():
+    """A pipeline stage without a cache layer is named: vLLM would divide by zero there."""
+    with pytest.raises(SpecError, match="stage 2 of 2"):
+        cache_layout([[full(8, 128)], [full(8, 128, shared=True)]], settings())
+
+
+def test_override_decides():
+    """num_gpu_blocks_override sets the blocks, and the check counts with them."""
+    chosen = settings(length=1600, blocks_override=50)
+    got = capacity([full(8, 128)] * 4, 1000, chosen)
+    assert (got.num_blocks, got.max_concurrency, got.fits) == (50, 0.5, False)
+    assert got.estimated_max_model_len == 49 * 16
+
+
+def test_printed_tokens_changed_with_0_21():
+    """Of the same bytes, a hybrid printed blocks // groups x block size until 0.20."""
+    layers = [*[sliding(8, 256, 1024)] * 5, full(8, 256)] * 8
+    new = settings(131072, 2048)
+    old = replace(new, rules=cache_rules((0, 20)))
+    assert capacity(layers, 20, new).num_blocks == capacity(layers, 20, old).num_blocks == 20480
+    assert capacity(layers, 20, old).printed_tokens == 20480 // 6 * 16
+    # One request: 131072 / 16 blocks, and 5 windows of ceil((1023 + 2048) / 16) + 1.
+    assert capacity(layers, 20, new).printed_tokens == int(20480 / (8192 + 5 * 193) * 131072)
+
+
+# ── properties ──────────────────────────────────────────────────────────────────────────────────
+
+some_layers = st.lists(
+    st.sampled_from(
+        [
+            full(8, 128),
+            full(2, 256),
+            sliding(8, 128, 512),
+            sliding(4, 128, 4096),
+            attention_layer(CHUNKED, kv_heads=8, tensor=1, head_dim=128, window=2048),
+            state_layer(20000, 500000),
+        ]
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@tries(deadline=None)  # a loaded machine is not a failure
+@given(some_layers, st.integers(1, 60000), st.integers(0, 2**34))
+def test_longest_request_is_the_longest(layers, length, available):
+    """The proposed length fits, and one token more does not."""
+    chosen = settings(length=length)
+    layout = cache_layout([layers], chosen)
+    longest = longest_request(layout, [available], chosen)
+    assert 0 <= longest <= length
+    usable = available - layout.stage_block_bytes[0]
+
+    def needs(tokens: int) -> int:
+        return layout.stage_block_bytes[0] * blocks_per_request(layout, chosen, tokens)
+
+    assert longest == 0 or needs(longest) <= usable
+    assert longest == length or needs(longest + 1) > usable
+
+
+@tries(deadline=None)  # a loaded machine is not a failure
+@given(some_layers, st.integers(1, 60000))
+def test_every_layer_is_in_one_group(layers, length):
+    """Groups hold each layer once, with pages of one size, and a block holds the widest group."""
+    layout = cache_layout([layers], settings(length=length))
+    assert sorted(i for group in layout.groups for i in group.layers) == list(range(len(layers)))
+    widths = [sum(spec.page_bytes for spec in group.specs) for group in layout.groups]
+    assert layout.stage_block_bytes == (max(widths),)
+    if len(layout.groups) > 1:
+        assert {group.page_bytes for group in layout.groups} == {layout.page_bytes}
+
+
+@tries(deadline=None)  # a loaded machine is not a failure
+@given(some_layers, st.integers(2, 60000))
+def test_longer_requests_are_never_more(layers, length):
+    """Concurrency does not rise with the length."""
+    chosen = settings(length=length)
+    layout = cache_layout([layers], chosen)
+    shorter = max_concurrency(layout, 1000, chosen, length // 2)
+    assert shorter >= max_concurrency(layout, 1000, chosen, length)
+
+
+def test_layers_are_plain_values():
+    """A layer is hashable and equal by its figures, so that plans can be compared."""
+    assert full(8, 128) == full(8, 128)
+    assert hash(full(8, 128)) == hash(full(8, 128))
+    assert LayerCache(kind=FULL) != LayerCache(kind=SLIDING)
