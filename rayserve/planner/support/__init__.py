@@ -1,0 +1,1 @@
+"""What can a chip, a cut or a file not do?"""

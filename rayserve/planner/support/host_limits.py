@@ -1,0 +1,110 @@
+"""What must a host have beyond its GPUs: memory and shared memory, whole GPUs, as many as ranks?
+
+Facts that nobody knows are None, and nothing is said of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rayserve.planner.support.precision import Finding
+
+GIB = 2**30
+MIB = 2**20
+QUEUE_BYTES = 240 * MIB
+"""What must be free in /dev/shm when a rank makes its queue of answers: 10 chunks of 24 MiB
+(distributed/device_communicators/shm_broadcast.py:336 and 492). Its pages are taken only as it fills,
+so this counts once, however many ranks there are."""
+HOST_RESERVE_GIB = 8
+"""Host memory of the engine's own processes, Ray and the system: an estimate, to be generous."""
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What is known of each host of a pool."""
+
+    gpus: int
+    memory_gib: float | None = None
+    shm_gib: float | None = None
+    """Size of /dev/shm. Linux makes it half of the memory, Docker 64 MiB."""
+    mig: bool | None = None
+    """Whether a GPU is cut into MIG slices."""
+
+
+def check_host(
+    host: HostFacts, *, tensor: int, pipeline: int, replicas_on_host: int, offload_gib: float
+) -> tuple[Finding, ...]:
+    """What a host of the pool lacks; `offload_gib` is `kv_offload.cpu_gib`, for each replica."""
+    ranks = min(tensor * pipeline, host.gpus)
+    return (
+        *_check_gpus(host, tensor),
+        *_check_shm(host, ranks=ranks, replicas=replicas_on_host, offload_gib=offload_gib),
+        *_check_memory(host, replicas=replicas_on_host, offload_gib=offload_gib),
+    )
+
+
+def shm_bytes(*, ranks: int, replicas: int, offload_gib: float) -> int:
+    """What replicas need of /dev/shm on one host, in bytes; Ray's object store comes on top.
+
+    KV blocks in host memory are one file for the whole replica, on each of its hosts
+    (v1/kv_offload/cpu/shared_offload_region.py:110).
+    """
+    queue = QUEUE_BYTES if ranks > 1 else 0
+    return queue + replicas * int(offload_gib * GIB)
+
+
+def _check_gpus(host: HostFacts, tensor: int) -> Iterator[Finding]:
+    if host.mig:
+        yield Finding(
+            "refuse",
+            ("node_pools",),
+            "whole GPUs: a process sees one MIG slice alone, so ranks cannot reach each other "
+            "(vllm issue 7211), and a slice's memory is not the catalogue's",
+            "MIG mode is on",
+            "turn it off on each host: nvidia-smi -mig 0",
+        )
+    if tensor > host.gpus:
+        yield Finding(
+            "refuse",
+            ("parallelism", "tensor"),
+            f"ranks of one stage on one host, of {host.gpus} GPUs",
+            f"tensor: {tensor}",
+            f"write tensor: {host.gpus}, and `pipeline` for more hosts",
+        )
+
+
+def _check_shm(
+    host: HostFacts, *, ranks: int, replicas: int, offload_gib: float
+) -> Iterator[Finding]:
+    need = shm_bytes(ranks=ranks, replicas=replicas, offload_gib=offload_gib)
+    if host.shm_gib is None or need <= host.shm_gib * GIB:
+        return
+    room = (host.shm_gib * GIB - shm_bytes(ranks=ranks, replicas=1, offload_gib=0)) / replicas / GIB
+    size = -(-need // GIB)
+    grow = f"mount -o remount,size={size}G /dev/shm, or start the container with --shm-size={size}g"
+    lower = f"write cpu_gib: {int(room)}, or " if offload_gib and room >= 1 else ""
+    yield Finding(
+        "refuse",
+        ("kv_offload", "cpu_gib") if offload_gib else ("parallelism", "tensor"),
+        f"{need / GIB:.1f} GiB of /dev/shm for {replicas} x ({ranks} ranks"
+        + (f" and {offload_gib:g} GiB of KV blocks)" if offload_gib else ")"),
+        f"{host.shm_gib:.2f} GiB",
+        lower + grow,
+        "v1/kv_offload/cpu/shared_offload_region.py:137" if offload_gib else "",
+    )
+
+
+def _check_memory(host: HostFacts, *, replicas: int, offload_gib: float) -> Iterator[Finding]:
+    need = replicas * offload_gib + HOST_RESERVE_GIB
+    if not offload_gib or host.memory_gib is None or need <= host.memory_gib:
+        return
+    room = int((host.memory_gib - HOST_RESERVE_GIB) / replicas)
+    yield Finding(
+        "refuse",
+        ("kv_offload", "cpu_gib"),
+        f"{need:.0f} GiB of host memory: {replicas} x {offload_gib:g} for KV blocks, "
+        f"{HOST_RESERVE_GIB} for the rest",
+        f"{host.memory_gib:.0f} GiB",
+        f"write cpu_gib: {room}" if room >= 1 else "leave kv_offload out",
+    )

@@ -1,0 +1,157 @@
+"""Which tensors does a safetensors file hold, and is its header true?
+
+A file begins with the header's length (8 bytes, little-endian) and the header, a JSON object: name →
+dtype, shape and the byte range behind the header. The format's own rules are held here
+(safetensors README): ranges in order, without gap or overlap, to the file's last byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from rayserve.documents import brief
+from rayserve.errors import SpecError, Where
+from rayserve.planner.support.reading import MIB, Index, parse_object
+from rayserve.spec import nearest
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 32 * MIB
+"""The format allows 100 MB; a shard's header of 10 000 tensors has 1.5 MB."""
+MAX_DIMENSIONS = 16
+# Bits of an element (safetensors, Dtype).
+DTYPE_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+_WHOLE_FILE = "fetch the file again: it was cut short or damaged"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a file."""
+
+    name: str
+    dtype: str
+    """safetensors' name, such as `BF16`."""
+    shape: tuple[int, ...]
+    begin: int
+    """First byte, counted from the end of the header."""
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file."""
+        return self.end - self.begin
+
+
+def header_bytes(head: bytes, file_bytes: int, where: Where) -> int:
+    """How many bytes to read for length and header; `head` is the file's first 8 bytes or more.
+
+    Raises:
+        SpecError: the length is impossible.
+    """
+    if len(head) < LENGTH_BYTES or file_bytes < LENGTH_BYTES + 2:
+        raise _error("a safetensors file", f"{file_bytes} bytes in all", where)
+    length = int.from_bytes(head[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        needed = f"a safetensors header of at most {MAX_HEADER_BYTES // MIB} MiB"
+        raise _error(needed, f"a length of {length}", where)
+    if LENGTH_BYTES + length > file_bytes:
+        needed = f"a file that holds its header of {length} bytes"
+        raise _error(needed, f"{file_bytes} bytes in all", where)
+    return LENGTH_BYTES + length
+
+
+def parse_header(data: bytes, file_bytes: int, where: Where) -> tuple[Tensor, ...]:
+    """The tensors of a file by its first bytes, in the order of their place in it.
+
+    `data` has at least the bytes that `header_bytes` tells; `file_bytes` is the file's size.
+
+    Raises:
+        SpecError: the header breaks a rule of the format.
+    """
+    end = header_bytes(data, file_bytes, where)
+    if len(data) < end:
+        raise _error(f"the first {end} bytes of the file", f"{len(data)}", where)
+    if data[LENGTH_BYTES : LENGTH_BYTES + 1] != b"{":
+        raise _error("a header that begins with {", brief(data[LENGTH_BYTES:12]), where)
+    raw = parse_object(data[LENGTH_BYTES:end], where)
+    raw.pop("__metadata__", None)
+    tensors = sorted(
+        (_tensor(name, row, where) for name, row in raw.items()),
+        key=lambda tensor: (tensor.begin, tensor.end),
+    )
+    _check_ranges(tensors, file_bytes - end, where)
+    return tuple(tensors)
+
+
+def check_index(
+    index: Index, files: Mapping[str, tuple[Tensor, ...]], where: Where
+) -> Iterator[Tensor]:
+    """All tensors of a checkpoint: each once, and each where the index says.
+
+    `files` has the tensors of each file that was read. Raises while it is iterated.
+
+    Raises:
+        SpecError: index and files disagree, or two files hold the same tensor.
+    """
+    places: dict[str, str] = {}
+    for file, tensors in files.items():
+        for tensor in tensors:
+            other = places.setdefault(tensor.name, file)
+            if other != file:
+                found = f"{brief(tensor.name)} in {other} and {file}"
+                raise _error("each tensor in one file", found, where)
+            yield tensor
+    for name, file in index.files.items():
+        if file in files and places.get(name) != file:
+            found = f"it is in {places[name]}" if name in places else "it is not there"
+            raise _error(f"{brief(name)} in {file}, as the index says", found, where)
+
+
+def _error(needed: str, found: str, where: Where) -> SpecError:
+    return SpecError(needed, found=found[:200], do=_WHOLE_FILE, where=where)
+
+
+def _tensor(name: str, row: Any, where: Where) -> Tensor:
+    label = brief(name)
+    if not isinstance(row, dict):
+        raise _error(f"dtype, shape and data_offsets of {label}", brief(row), where)
+    dtype = row.get("dtype")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        close = nearest(dtype, DTYPE_BITS) if isinstance(dtype, str) else ""
+        hint = f", alike {close}" if close else ""
+        raise _error(f"a known dtype of {label}", f"{brief(dtype)}{hint}", where)
+    shape = row.get("shape")
+    if not _whole_numbers(shape) or len(shape) > MAX_DIMENSIONS:
+        raise _error(f"a shape of {label} in whole numbers from 0 on", brief(shape), where)
+    offsets = row.get("data_offsets")
+    if not _whole_numbers(offsets) or len(offsets) != 2:
+        needed = f"two data_offsets of {label} in whole numbers from 0 on"
+        raise _error(needed, brief(offsets), where)
+    begin, end = offsets
+    bits = math.prod(shape) * DTYPE_BITS[dtype]
+    if (end - begin) * 8 != bits:
+        needed = f"{brief(bits // 8)} bytes for {label}, {dtype} {brief(shape)}"
+        raise _error(needed, f"data_offsets of {end - begin}", where)
+    return Tensor(name, dtype, tuple(shape), begin, end)
+
+
+def _whole_numbers(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _check_ranges(tensors: list[Tensor], data_bytes: int, where: Where) -> None:
+    at = 0
+    for tensor in tensors:
+        if tensor.begin != at:
+            what = "overlap" if tensor.begin < at else "leave a gap"
+            needed = f"the data of {brief(tensor.name)} at byte {at}"
+            raise _error(needed, f"{tensor.begin}: tensors {what}", where)
+        at = tensor.end
+    if at != data_bytes:
+        raise _error(f"{at} bytes of tensors in the file", f"{data_bytes}", where)
