@@ -26,11 +26,40 @@ class Gpu:
     label: str
     compute_capability: float
     step_tokens: int
+    step_seqs: int
+    memory_gb_s: float
+    """Peak memory bandwidth, 10^9 bytes a second."""
+    bf16_tflops: float
+    """Peak of dense matrix products in bf16 and fp16."""
+    fp8_tflops: float
+    """The same in fp8; 0: the chip has no fp8 matrix units."""
+    int8_tops: float
+    link_gb_s: float
+    """NVLink or Infinity Fabric of one GPU, both directions together; 0: none."""
+    linked_gpus: int
+    """How many GPUs such links join; 1: none but itself."""
+    pcie_gb_s: float
+    """PCIe in one direction."""
+    matmul_fraction: float | None = None
+    """Best measured share of `bf16_tflops`; None: not known."""
 
     @property
     def memory_bytes(self) -> int:
         """Total memory as CUDA reports it."""
         return int(self.memory_gib * GIB)
+
+    @property
+    def nvidia(self) -> bool:
+        """The GPU is programmed with CUDA; `compute_capability` is NVIDIA's number."""
+        return not self.label.startswith("AMD-")
+
+    def linked(self, ranks: int) -> bool:
+        """NVLink or Infinity Fabric joins that many GPUs, so PCIe is not in their way."""
+        return 1 <= ranks <= self.linked_gpus
+
+    def peer_gb_s(self, ranks: int) -> float:
+        """Bandwidth between `ranks` GPUs of one host, of one GPU in one direction."""
+        return self.link_gb_s / 2 if ranks > 1 and self.linked(ranks) else self.pcie_gb_s
 
 
 @functools.lru_cache(maxsize=1)

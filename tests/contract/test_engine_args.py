@@ -75,6 +75,12 @@ def test_ray_knows_our_accelerator_labels():
         ("NVIDIA H200", "H200"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L4", "L4"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA H100 NVL", "H100"),
+        ("NVIDIA RTX A6000", "RTX-A6000"),
+        ("NVIDIA GeForce RTX 3090", "GeForce-RTX-3090"),
+        ("NVIDIA GeForce RTX 5090", "GeForce-RTX-5090"),
     ],
 )
 def test_ray_labels_a_node_as_the_catalogue_says(product, label):

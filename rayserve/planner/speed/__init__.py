@@ -1,0 +1,1 @@
+"""How long do a first and a following token take?"""
