@@ -5,7 +5,7 @@ SHELL := /bin/sh
 RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo check lint format unit contract engine test lock bench soak badinput clean
+.PHONY: help setup demo check lint format unit contract engine test lock bench bench-planner soak badinput clean
 
 help: ## list these chores
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -50,6 +50,14 @@ soak: setup ## a thousand streams with disconnecting clients: does anything leak
 
 badinput: setup ## bad requests and bad specs: is each answered with the right error?
 	@$(PYTHON) -m benchmarks.badinput
+
+bench-planner: setup ## the planner against logged starts (CASES="a.json b.json" CONFIGS=models.json)
+	@test -n "$(CASES)" -a -n "$(CONFIGS)" || { \
+	    echo 'error: logged starts and model configs' >&2; \
+	    echo '  do:    make bench-planner CASES="cases.json" CONFIGS=model_configs.json' >&2; exit 2; }
+	@$(PYTHON) -m benchmarks.planner_latency
+	@$(PYTHON) -m benchmarks.planner_accuracy $(CASES) --configs $(CONFIGS) \
+	    --json build/bench/planner.json
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache

@@ -212,24 +212,50 @@ class Endpoint(Record):
     """haproxy: Serve's HAProxy, which needs keys; proxy: Serve's own. Both bind `host`."""
 
 
-class MemoryEstimate(Record):
-    """GPU memory of the worst rank, in bytes. `simple` says that the terms are bounds, not proof."""
+class MemoryTerm(Record):
+    """One part of a GPU's memory, in bytes; low and high are equal where it is exact."""
 
-    model: Literal["simple"]
+    name: str
+    low_bytes: int
+    expected_bytes: int
+    high_bytes: int
+    basis: str = ""
+    """What the figure rests on."""
+
+
+class MemoryEstimate(Record):
+    """GPU memory of the rank with the smallest cache, in bytes.
+
+    `exact`: weights and cache layout follow vLLM's own rules, and the uncertain terms carry a range.
+    `simple`: the architecture is not known, and the terms are bounds and allowances.
+    """
+
+    model: Literal["simple", "exact"]
     total_bytes: int
     requested_bytes: int
     weights_bytes: int
     activation_bytes: int
     overhead_bytes: int
+    """NCCL, buffers and CUDA graphs."""
     lora_bytes: int = 0
     """Slots for the LoRA adapters."""
     draft_bytes: int = 0
     """Weights of the draft model; its KV cache is part of kv_bytes_per_token."""
     kv_bytes: int
+    kv_low_bytes: int = 0
+    kv_high_bytes: int = 0
     kv_bytes_per_token: int
+    """Of one more token in all layers that keep the whole context."""
     kv_tokens: int
+    """As vLLM prints it: max_concurrency x max_model_len."""
     max_concurrency: float
-    """KV tokens over max_model_len: sequences of full length at once."""
+    """Sequences of full length at once."""
+    max_concurrency_low: float = 0
+    max_concurrency_high: float = 0
+    verdict: str = ""
+    """`fits`, `fits with margin …`, or `within the uncertainty: measure`; empty for `simple`."""
+    because: str = ""
+    terms: list[MemoryTerm] = []
     uncounted: list[str] = []
     """What takes memory too but is in no term, so that the plan cannot say that it fits."""
 

@@ -47,7 +47,6 @@ def engine_args(
         SpecError: a value that this GPU or model does not take.
         EngineArgumentError: an entry of `engine_args` that vLLM does not take.
     """
-    _check_formats(spec, gpu)
     args = _Arguments()
     args.add("dtype", spec.precision.dtype)
     if spec.precision.quantization != "auto":
@@ -222,7 +221,12 @@ def _check_choice(spec: ClusterSpec, argument: str, section: str, key: str) -> N
     )
 
 
-def _check_formats(spec: ClusterSpec, gpu: Gpu | None) -> None:
+def check_formats(spec: ClusterSpec, gpu: Gpu | None) -> None:
+    """Are the formats of weights and KV cache names that vLLM knows, and kept by this GPU?
+
+    Raises:
+        SpecError: one is not.
+    """
     if spec.precision.quantization != "auto":
         _check_choice(spec, "quantization", "precision", "quantization")
     _check_choice(spec, "kv_cache_dtype", "precision", "kv_cache_dtype")

@@ -18,14 +18,17 @@ from rayserve.plan import (
     ScalingPlan,
     Timeouts,
 )
-from rayserve.planner.arguments import engine_args, frontend_args
+from rayserve.planner.arguments import check_formats, engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
 from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
-from rayserve.planner.memory import Cut
+from rayserve.planner.fit import Fit
+from rayserve.planner.memory.simple import Cut
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
-from rayserve.planner.sizing import Sizing, bound_holds, size
+from rayserve.planner.sizing import Sizing, holds, size
+from rayserve.planner.weights.architecture import Architecture, read_architecture
+from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.spec import ClusterSpec, serving_pool
 
 MIB = 2**20
@@ -78,8 +81,11 @@ def build_plan(
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
-    cut = choose_cut(spec, pool, profile, lambda cut: bound_holds(spec, profile, gpu, cut))
-    sizing = size(spec, profile, gpu, cut)
+    check_formats(spec, gpu)
+    architecture = _architecture(spec, profile, model_config)
+    fit = Fit(spec, profile, architecture, gpu) if gpu is not None else None
+    cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut))
+    sizing = size(spec, profile, fit, cut)
     placement = place(spec, pool, cut, label)
     replica = ReplicaPlan(
         device="cpu" if gpu is None else "cuda",
@@ -154,13 +160,6 @@ def _profile(
         changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
     elif spec.precision.quantization != "auto" and not profile.quantization:
         changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
-    if profile.latent_dim and not spec.model.checkpoint_bytes:
-        raise SpecError(
-            "`model.checkpoint_bytes`, since the shapes of this attention (MLA) are not modelled",
-            found="nothing",
-            do="add the sum of the tensor sizes of the checkpoint, in bytes",
-            where=spec.where("model"),
-        )
     if profile.quantization and profile.weight_bits == profile.dtype_bits and bits == "auto":
         raise SpecError(
             f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
@@ -171,6 +170,30 @@ def _profile(
     if spec.speculative is not None and spec.speculative.config:
         changes["draft"] = _draft(spec, draft_config)
     return _replace(profile, changes)
+
+
+def _architecture(
+    spec: ClusterSpec, profile: ModelProfile, model_config: Mapping[str, Any] | None
+) -> Architecture | None:
+    """The model layer by layer; None where its architecture or weight format is not known."""
+    wanted = spec.precision.quantization
+    try:
+        return read_architecture(
+            model_config or {},
+            spec.where("model", "config"),
+            dtype=spec.precision.dtype,
+            quantization=wanted if wanted != "auto" and not profile.quantization else "",
+        )
+    except UnknownModelError:
+        if profile.latent_dim and not spec.model.checkpoint_bytes:
+            raise SpecError(
+                "`model.checkpoint_bytes`, since this architecture with latent attention (MLA) is "
+                "not known",
+                found="nothing",
+                do="add the sum of the tensor sizes of the checkpoint, in bytes",
+                where=spec.where("model"),
+            ) from None
+        return None
 
 
 def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:

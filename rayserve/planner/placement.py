@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import Placement
-from rayserve.planner.memory import Cut
+from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
 from rayserve.spec import ClusterSpec, NodePool
 

@@ -119,8 +119,11 @@ def table(plan: Plan) -> str:
 def _verdict(plan: Plan) -> str:
     if plan.memory is None:
         return "planned; no GPU memory to prove"
-    proven = plan.memory.max_concurrency >= 1 and not plan.memory.uncounted
-    return "fits" if proven else "may fit; see the notes"
+    memory = plan.memory
+    if memory.model == "exact" and not memory.uncounted:
+        return memory.verdict
+    proven = memory.max_concurrency >= 1 and not memory.uncounted
+    return "fits by a simple estimate" if proven else "may fit; see the notes"
 
 
 def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
@@ -138,7 +141,13 @@ def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
     limit = f"of {gib(memory.requested_bytes)} GiB"
     total = f"({memory.model} estimate; the GPU has {gib(memory.total_bytes)})"
     full = f"{memory.max_concurrency:g} sequences of full length"
+    if memory.model == "exact":
+        low, high = memory.max_concurrency_low, memory.max_concurrency_high
+        full += (
+            f" ({low:g} to {high:g}); {gib(memory.kv_low_bytes)} to {gib(memory.kv_high_bytes)} GiB"
+        )
     return [
+        *([("memory", memory.because)] if memory.because else []),
         ("each GPU", f"{' + '.join(parts)} {limit} {total}"),
         ("KV cache", f"{memory.kv_tokens:,} tokens = {full}"),
     ]

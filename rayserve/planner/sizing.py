@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import MemoryEstimate
-from rayserve.planner import memory
 from rayserve.planner.catalogue import GIB, Gpu
-from rayserve.planner.memory import Cut
+from rayserve.planner.fit import EngineLimits, Fit
+from rayserve.planner.memory import simple as memory
+from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
 from rayserve.spec import ClusterSpec
 
@@ -17,7 +19,6 @@ SEQS = 32
 STEP_TOKENS = 2048
 LEAST_LEN = 2048
 FULL_SEQS = 8
-BLOCK_TOKENS = 16
 CPU_KV_STEP = 64 * 2**20
 SIMPLE = (
     "Memory: a simple estimate. Weights and KV cache follow from the shapes, the rest is an "
@@ -68,40 +69,18 @@ def longest(spec: ClusterSpec, profile: ModelProfile) -> int:
     return int(rope.original_max_position_embeddings * rope.factor)
 
 
-def bound_holds(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu | None, cut: Cut) -> bool:
-    """Whether weights and one sequence fit when everything else costs nothing."""
-    if gpu is None:
-        return True
-    weights = _all_weights(spec, profile, cut)
-    token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
-    cache = max(_pinned(spec), _least_len(spec, profile) * token_bytes)
-    return weights + cache <= _requested(spec, gpu)
+def holds(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> bool:
+    """Whether nothing proves that vLLM would refuse this cut at the least limits of the spec."""
+    return fit is None or fit.holds(cut, _least(spec, profile, fit.gpu))
 
 
-def _lora(spec: ClusterSpec, profile: ModelProfile, cut: Cut) -> int:
-    slots = len(spec.lora.adapters)
-    return memory.lora_bytes(profile, cut, slots=slots, rank=spec.lora.max_rank)
+def _least(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu) -> EngineLimits:
+    seqs = _seqs(spec).value
+    return EngineLimits(_step(spec, gpu, seqs).value, seqs, _least_len(spec, profile))
 
 
-def _all_weights(spec: ClusterSpec, profile: ModelProfile, cut: Cut) -> int:
-    """Weights of the model, its adapters and its draft model."""
-    model = memory.weights_bytes(profile, cut, spec.model.checkpoint_bytes)
-    return model + _lora(spec, profile, cut) + memory.draft_bytes(profile, cut)
-
-
-def _uncounted(spec: ClusterSpec) -> list[str]:
-    """What takes GPU memory but stands in no term."""
-    guess = spec.speculative
-    if guess is None or guess.method in ("ngram", "suffix") or guess.config:
-        return []
-    if guess.method == "mtp":
-        whole = spec.model.checkpoint_bytes
-        return [] if whole else ["the layers that guess (mtp): give model.checkpoint_bytes"]
-    return [f"the draft model {guess.model}: give speculative.config"]
-
-
-def size(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu | None, cut: Cut) -> Sizing:
-    """Limits that fit.
+def size(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> Sizing:
+    """EngineLimits that fit; `fit` is None for the CPU engine.
 
     Raises:
         SpecError: max_model_len is beyond the model's positions.
@@ -116,33 +95,45 @@ def size(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu | None, cut: Cut) ->
             where=spec.where("limits", "max_model_len"),
         )
     seqs = _seqs(spec)
-    if gpu is None:
+    if fit is None:
         return _size_cpu(spec, profile, cut, seqs)
-    if not bound_holds(spec, profile, gpu, cut):
-        raise _does_not_fit(spec, profile, gpu, cut)
-    step = _step(spec, gpu, seqs.value)
-    first = _estimate(spec, profile, gpu, cut, step.value, seqs.value, 1)
-    length = _length(spec, profile, first.kv_tokens)
+    least = _least(spec, profile, fit.gpu)
+    if not fit.holds(cut, least):
+        raise _does_not_fit(spec, fit, cut, least)
+    step = _step(spec, fit.gpu, seqs.value)
+
+    def concurrency(length: int) -> float:
+        return fit.estimate(cut, EngineLimits(step.value, seqs.value, length)).max_concurrency
+
+    length = _length(spec, profile, concurrency)
     step = _whole_prompt(spec, step, length.value)
-    estimate = _estimate(spec, profile, gpu, cut, step.value, seqs.value, length.value)
-    notes = [SIMPLE]
-    if profile.hybrid:
-        notes.append(HYBRID)
+    chosen = EngineLimits(step.value, seqs.value, length.value)
+    if not fit.holds(cut, chosen):
+        raise _does_not_fit(spec, fit, cut, chosen)
+    estimate = fit.estimate(cut, chosen)
+    kv = Chosen(fit.pinned_bytes)
+    notes = _notes(profile, estimate, length.value, fit.measure(cut, chosen))
+    return Sizing(length, seqs, step, kv, uses_graphs(spec, fit.gpu), estimate, notes)
+
+
+def _notes(
+    profile: ModelProfile, estimate: MemoryEstimate, length: int, measure: str
+) -> tuple[str, ...]:
+    notes = [f"Measure before you rely on it, on one such host: {measure}"] if measure else []
     notes += [f"Not counted: {what}." for what in estimate.uncounted]
-    if estimate.kv_tokens < length.value:
-        notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length.value))
-    kv = Chosen(_pinned(spec))
-    return Sizing(length, seqs, step, kv, uses_graphs(spec, gpu), estimate, tuple(notes))
+    if estimate.model == "simple":
+        notes.append(SIMPLE)
+        if profile.hybrid:
+            notes.append(HYBRID)
+    if estimate.kv_tokens < length:
+        notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length))
+    return tuple(notes)
 
 
 def _pinned(spec: ClusterSpec) -> int:
     """Bytes of a KV cache that the spec fixes; 0: it does not."""
     wanted = spec.limits.kv_cache_gib
     return int(wanted * GIB) if wanted != "auto" else 0
-
-
-def _requested(spec: ClusterSpec, gpu: Gpu) -> int:
-    return int(gpu.memory_bytes * spec.limits.gpu_memory_utilization)
 
 
 def _least_len(spec: ClusterSpec, profile: ModelProfile) -> int:
@@ -176,51 +167,19 @@ def _whole_prompt(spec: ClusterSpec, step: Chosen, length: int) -> Chosen:
     return Chosen(length, "chunked_prefill is off, so a step holds the longest prompt")
 
 
-def _length(spec: ClusterSpec, profile: ModelProfile, kv_tokens: int) -> Chosen:
+def _length(
+    spec: ClusterSpec, profile: ModelProfile, concurrency: Callable[[int], float]
+) -> Chosen:
     wanted = spec.limits.max_model_len
     if wanted != "auto":
         return Chosen(wanted)
     limit = length = longest(spec, profile)
-    while length > LEAST_LEN and kv_tokens < FULL_SEQS * length:
+    while length > LEAST_LEN and concurrency(length) < FULL_SEQS:
         length //= 2
     if length == limit:
         return Chosen(length, "the model's own limit")
     return Chosen(
         length, f"the model's {limit}, halved until {FULL_SEQS} full sequences fit at once"
-    )
-
-
-def _estimate(
-    spec: ClusterSpec,
-    profile: ModelProfile,
-    gpu: Gpu,
-    cut: Cut,
-    step_tokens: int,
-    seqs: int,
-    length: int,
-) -> MemoryEstimate:
-    requested = _requested(spec, gpu)
-    weights = memory.weights_bytes(profile, cut, spec.model.checkpoint_bytes)
-    activation = memory.activation_bytes(profile, cut, step_tokens=step_tokens, seqs=seqs)
-    overhead = memory.overhead_bytes(cut, graphs=uses_graphs(spec, gpu))
-    lora, draft = _lora(spec, profile, cut), memory.draft_bytes(profile, cut)
-    kv = _pinned(spec) or requested - weights - activation - overhead - lora - draft
-    token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
-    tokens = max(0, kv) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
-    return MemoryEstimate(
-        model="simple",
-        total_bytes=gpu.memory_bytes,
-        requested_bytes=requested,
-        weights_bytes=weights,
-        activation_bytes=activation,
-        overhead_bytes=overhead,
-        lora_bytes=lora,
-        draft_bytes=draft,
-        kv_bytes=max(0, kv),
-        kv_bytes_per_token=token_bytes,
-        kv_tokens=tokens,
-        max_concurrency=round(tokens / length, 2),
-        uncounted=_uncounted(spec),
     )
 
 
@@ -241,27 +200,25 @@ def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) 
     return Sizing(length, seqs, step, kv, graphs=False, memory=None, notes=(CPU_ONLY,))
 
 
-def _does_not_fit(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu, cut: Cut) -> DoesNotFitError:
-    weights = _all_weights(spec, profile, cut)
-    tokens = _least_len(spec, profile)
-    token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
-    requested = _requested(spec, gpu)
-    cache = max(_pinned(spec), tokens * token_bytes)
-    shorter = (requested - weights) // token_bytes // 1024 * 1024
+def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> DoesNotFitError:
+    weights, gpu = fit.weights(cut), fit.gpu
+    needed = limits.length * fit.token_bytes(cut)
+    cache = max(fit.pinned_bytes, needed)
+    shorter = fit.longest(cut, limits) // 1024 * 1024
     at: Loc
-    if _pinned(spec) > tokens * token_bytes:
+    if fit.pinned_bytes > needed:
         do, at = "write kv_cache_gib: auto", ("limits", "kv_cache_gib")
-    elif shorter >= 1024:
+    elif 1024 <= shorter < limits.length:
         do, at = f"write max_model_len: {shorter} at most", ("limits", "max_model_len")
     else:
-        bits = 8 if profile.weight_bits > 9 else 4
+        bits = 8 if fit.profile.weight_bits > 9 else 4
         do = f"take a checkpoint of {bits} bits a weight, or spread it over more hosts (pipeline)"
         at = ("model", "config")
     return DoesNotFitError(
         f"{weights / GIB:.1f} GiB of weights and {cache / GIB:.1f} GiB of KV cache "
-        f"(one sequence of {tokens} tokens, or more) on each {gpu.name}",
-        found=f"{requested / GIB:.1f} GiB, {spec.limits.gpu_memory_utilization:.0%} of "
-        f"{gpu.memory_gib} GiB, with nothing else in it",
+        f"(one sequence of {limits.length} tokens, or more) on each {gpu.name}",
+        found=f"{fit.requested_bytes / GIB:.1f} GiB, "
+        f"{spec.limits.gpu_memory_utilization:.0%} of {gpu.memory_gib} GiB, for all that it holds",
         do=do,
         where=spec.where(*at),
     )

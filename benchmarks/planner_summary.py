@@ -1,0 +1,133 @@
+"""Which bars does the planner meet over all cases, and how wide are its ranges?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.planner_rows import CaseRow
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A measured figure and what it must be."""
+
+    name: str
+    value: float
+    limit: float
+    at_least: bool = False
+    count: int = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether the figure is good enough; with no case it is not."""
+        if not self.count:
+            return False
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def line(self) -> str:
+        """One line of the report."""
+        word = "at least" if self.at_least else "at most"
+        mark = "pass" if self.passed else "FAIL"
+        return f"{mark}  {self.name}: {self.value:.3f} ({word} {self.limit:g}; {self.count} cases)"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self) | {"passed": self.passed}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of all do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def bars(rows: Sequence[CaseRow]) -> list[Bar]:
+    """All bars, in percent where they are shares."""
+    weights = [100 * abs(e) for row in rows if (e := row.weights_error) is not None]
+    cache = [100 * abs(e) for row in rows if (e := row.cache_error) is not None]
+    kv = [100 * abs(e) for row in rows if (e := row.kv_error) is not None]
+    inside = [row.inside for row in rows if row.inside is not None]
+    judged = [row for row in rows if row.verdict]
+    wrong = [row for row in judged if row.memory_refusal and row.verdict.startswith("fits")]
+    refused = [row for row in judged if row.memory_refusal]
+    right = [row.verdict_right is not False for row in judged]
+    return [
+        Bar("weights, mean error %", _mean(weights), 0.1, count=len(weights)),
+        Bar("weights, worst error %", max(weights, default=0), 1, count=len(weights)),
+        Bar("cache from its bytes, worst error %", max(cache, default=0), 0.5, count=len(cache)),
+        Bar("KV GiB end to end, median error %", percentile(kv, 0.5), 2, count=len(kv)),
+        Bar("KV GiB end to end, p95 error %", percentile(kv, 0.95), 6, count=len(kv)),
+        Bar("logged KV inside the range %", 100 * _mean(inside), 95, True, len(inside)),
+        Bar("verdicts not wrong %", 100 * _mean(right), 95, True, len(right)),
+        Bar("`fits` on a case refused for memory", len(wrong), 0, count=len(refused)),
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0
+
+
+def leave_one_out(rows: Sequence[CaseRow]) -> dict[str, dict[str, float]]:
+    """The errors of each family by itself; no constant was fitted to one family alone."""
+    found: dict[str, list[CaseRow]] = {}
+    for row in rows:
+        if row.kv_error is not None:
+            found.setdefault(row.family, []).append(row)
+    return {
+        family: {
+            "cases": len(some),
+            "mean_kv_error_percent": 100 * _mean([abs(row.kv_error or 0) for row in some]),
+        }
+        for family, some in sorted(found.items())
+    }
+
+
+def table(rows: Sequence[CaseRow], *, verbose: bool) -> Iterator[str]:
+    """The report: every row with `verbose`, else those that miss a bar; then the widths."""
+    for row in rows:
+        if verbose or _notable(row):
+            yield _line(row)
+    judged = [row for row in rows if row.kv_error is not None]
+    widths = [
+        100 * (row.kv_high_gib - row.kv_low_gib) / row.logged_kv_gib
+        for row in judged
+        if row.kv_high_gib is not None and row.kv_low_gib is not None and row.logged_kv_gib
+    ]
+    if widths:
+        yield f"median width of the KV ranges: {statistics.median(widths):.2f} % of the logged value"
+    for family, figures in leave_one_out(rows).items():
+        yield f"  {family:<28} {figures['cases']:3.0f} cases  {figures['mean_kv_error_percent']:.2f} %"
+
+
+def _notable(row: CaseRow) -> bool:
+    return (
+        abs(row.weights_error or 0) > 0.01
+        or abs(row.cache_error or 0) > 0.005
+        or abs(row.kv_error or 0) > 0.06
+        or row.inside is False
+        or row.verdict_right is False
+    )
+
+
+def _line(row: CaseRow) -> str:
+    parts = [f"{row.id[:44]:<44}"]
+    if row.weights_error is not None:
+        parts.append(f"weights {100 * row.weights_error:+.3f} %")
+    if row.cache_error is not None:
+        parts.append(f"cache {100 * row.cache_error:+.2f} %")
+    if row.kv_gib is not None:
+        logged = "-" if row.logged_kv_gib is None else f"{row.logged_kv_gib:.2f}"
+        parts.append(
+            f"KV {row.kv_low_gib:.2f} {row.kv_gib:.2f} {row.kv_high_gib:.2f} logged {logged}"
+            + ("" if row.inside is not False else " OUT")
+        )
+    if row.verdict:
+        parts.append(row.verdict[:60] + (" WRONG" if row.verdict_right is False else ""))
+    reasons = dict.fromkeys(
+        reason for reason in (row.no_weights, row.no_cache, row.no_end_to_end) if reason
+    )
+    return "  ".join([*parts, *(f"[{reason[:80]}]" for reason in reasons)])

@@ -1,0 +1,1 @@
+"""What fits beside the weights, and how sure is that?"""

@@ -1,0 +1,355 @@
+"""How much memory is left for the KV cache, does it hold what is asked for, and how sure is that?
+
+vLLM takes a share of the GPU, measures what weights, buffers and one step need, and gives the rest to
+the KV cache. This module does the same sum with ranges, judges the result, and narrows the ranges by
+what a start of the same model on the same GPU measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from rayserve.planner.memory.ranges import GIB, Range, combined
+from rayserve.planner.memory.terms import MIB, GraphMemory
+from rayserve.planner.memory.versions import Batch, VersionFacts
+
+CONTEXT = Range.gib(0.3, 0.5, 1.0, "CUDA context of a process, outside vLLM's count")
+COMFORT = 0.05
+"""Spare share of the requested memory from which "fits" needs no margin beside it."""
+AGAIN = 0.02
+AGAIN_BYTES = 64 * MIB
+"""How far a second start of the same engine strays: three starts of one GLM-5.2 on GH200 (0.23) agree
+within 0.01 GiB in all terms but one, whose setting differed."""
+
+
+# ── the sum ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a rank needs beside the KV cache."""
+
+    weights: Range
+    activation: Range
+    non_torch: Range
+    buffers: Range
+    graphs: GraphMemory
+    calibrated: tuple[str, ...] = ()
+    """Names of the terms that a real start narrowed."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One rank's memory; all in bytes. `kv` may be negative: so much is missing."""
+
+    total_bytes: int
+    requested_bytes: int
+    terms: Terms
+    counted: tuple[tuple[str, Range], ...]
+    """The terms that come off `requested_bytes` in this version of vLLM, by name."""
+    kv: Range
+    outside: Range
+    """What must fit beside `requested_bytes`: graphs beyond the estimate, or all of them."""
+    pinned: bool = False
+    """The KV cache has the size that was asked for, whatever is left."""
+
+    @property
+    def spare(self) -> Range:
+        """What the GPU has left when everything is there, the process's CUDA context included."""
+        beside = [self.outside, CONTEXT]
+        if not self.pinned:
+            used = combined(beside)
+            free = self.total_bytes - self.requested_bytes
+        else:
+            used = combined([*(term for _, term in self.counted), *beside])
+            free = self.total_bytes - self.kv.expected
+        return Range(free - used.high, free - used.expected, free - used.low)
+
+
+def requested_bytes(total_bytes: int, utilization: float) -> int:
+    """What vLLM takes of a GPU: ceil(total x utilization) (vllm/v1/worker/utils.py)."""
+    return math.ceil(total_bytes * utilization)
+
+
+def kv_budget(
+    facts: VersionFacts,
+    terms: Terms,
+    *,
+    total_bytes: int,
+    utilization: float,
+    pinned_kv_bytes: int = 0,
+) -> Budget:
+    """The KV cache of one rank by the version's identity.
+
+    requested - weights - non-torch - buffers - activation, and less the estimate for CUDA graphs from
+    0.20. `total_bytes` is what CUDA reports, not the GPU's catalogue size.
+    """
+    counted = {
+        "weights": terms.weights,
+        "activation": terms.activation,
+        "non_torch": terms.non_torch,
+        "buffers": terms.buffers,
+    }
+    outside = terms.graphs.actual
+    if facts.counts_graphs:
+        counted["cuda_graphs"] = terms.graphs.estimate
+        over = max(0, terms.graphs.actual.high - terms.graphs.estimate.expected)
+        outside = Range(0, 0, over, terms.graphs.actual.basis)
+    requested = requested_bytes(total_bytes, utilization)
+    used = combined(list(counted.values()))
+    kv = Range(requested - used.high, requested - used.expected, requested - used.low)
+    if pinned_kv_bytes:
+        kv = Range.exact(pinned_kv_bytes, "asked for")
+    return Budget(
+        total_bytes=total_bytes,
+        requested_bytes=requested,
+        terms=terms,
+        counted=tuple(counted.items()),
+        kv=kv,
+        outside=outside,
+        pinned=bool(pinned_kv_bytes),
+    )
+
+
+# ── the verdict ─────────────────────────────────────────────────────────────────────────────────
+
+
+class Outcome(StrEnum):
+    """What can be said, from best to worst."""
+
+    FITS = "fits"
+    MARGIN = "fits with margin"
+    MEASURE = "within the uncertainty: measure"
+    CANNOT = "cannot fit"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One rank's verdict. `margin_bytes`: what the low end leaves beyond one whole request."""
+
+    outcome: Outcome
+    margin_bytes: int
+    reason: str
+
+    @property
+    def starts(self) -> bool | None:
+        """Whether the engine will start; None where only a measurement tells."""
+        if self.outcome is Outcome.MEASURE:
+            return None
+        return self.outcome is not Outcome.CANNOT
+
+    def __str__(self) -> str:
+        margin = f" {_gib(self.margin_bytes)}" if self.outcome is Outcome.MARGIN else ""
+        return f"{self.outcome}{margin}: {self.reason}"
+
+
+def judge(budget: Budget, request_bytes: int, *, free_bytes: int | None = None) -> Verdict:
+    """Does one request of max_model_len fit the rank's KV cache, and all of it the GPU?
+
+    `request_bytes`: the blocks of one such request. `free_bytes`: what the GPU has free at the start,
+    where it is known: vLLM refuses to start below the requested memory.
+    """
+    margin = budget.kv.low - request_bytes
+    if free_bytes is not None and free_bytes < budget.requested_bytes and not budget.pinned:
+        short = f"{_gib(free_bytes)} of {_gib(budget.requested_bytes)} are free at the start"
+        return Verdict(Outcome.CANNOT, margin, f"{short}: another process holds the rest")
+    one = f"one whole request takes {_gib(request_bytes)}"
+    left = f"the KV cache has {_gib(budget.kv.low)} to {_gib(budget.kv.high)}"
+    if budget.kv.high < request_bytes or budget.kv.high <= 0:
+        return Verdict(Outcome.CANNOT, margin, f"{one}, and {left}")
+    spare = budget.spare
+    if budget.pinned and spare.high < 0:
+        return Verdict(Outcome.CANNOT, margin, f"the GPU lacks {_gib(-spare.high)} at least")
+    if margin < 0 or budget.kv.low <= 0:
+        return Verdict(Outcome.MEASURE, margin, f"{one}, and {left}")
+    # Without a pinned size the room of the step's peak is free while graphs are recorded.
+    doubtful = spare.low if budget.pinned else spare.expected
+    if doubtful < 0:
+        short = f"{_gib(-doubtful)} may be missing for CUDA graphs and context"
+        return Verdict(Outcome.MEASURE, margin, f"{short} beside what is requested")
+    if margin < COMFORT * budget.requested_bytes:
+        return Verdict(Outcome.MARGIN, margin, f"{one}, and {left}")
+    return Verdict(Outcome.FITS, margin, f"{one}, and {left}")
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict that decides: the worst rank's, and of equal ones that with the least margin."""
+    order = list(Outcome)
+    return max(verdicts, key=lambda one: (order.index(one.outcome), -one.margin_bytes))
+
+
+def measure_command(
+    model: str, arguments: Mapping[str, object], *, layers: int, text_config: bool = False
+) -> str:
+    """The command that measures the uncertain terms without the checkpoint's weights.
+
+    Activation, logits and NCCL's buffers do not depend on depth, so a few layers of full width with
+    random weights are enough, on the same GPUs. `arguments`: vLLM's own names, underscored; `True`
+    makes a bare flag. `text_config`: the model's config.json keeps its language model in one.
+    """
+    depth: dict[str, Any] = {"num_hidden_layers": layers}
+    overrides = {"text_config": depth} if text_config else depth
+    words = ["vllm", "serve", model, "--load-format", "dummy"]
+    words += ["--hf-overrides", json.dumps(overrides)]
+    for name, value in arguments.items():
+        if value is False:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        words += [] if value is True else [str(value)]
+    return shlex.join(words)
+
+
+def _gib(value: int) -> str:
+    return f"{value / GIB:.2f} GiB"
+
+
+# ── calibration ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one start of the engine measured, on its fullest rank; None: not reported."""
+
+    batch: Batch
+    tensor: int
+    pipeline: int
+    weights_bytes: int | None
+    headroom_bytes: int | None
+    """Peak beyond what stays, without CUDA graphs."""
+    rest_bytes: int | None
+    """What stays beside the weights: non-torch memory and torch's own buffers."""
+    graphs_bytes: int | None
+    phases_s: tuple[tuple[str, float], ...] = ()
+
+
+def measured_start(facts: VersionFacts, record: Mapping[str, Any]) -> Measured | None:
+    """A line of the start ledger as measurements; None where it lacks the memory of a GPU's ranks.
+
+    `record`: keys `memory` (a mapping for each rank, bytes), `engine` and `phases_s`, as
+    `rayserve.serving.ledger` writes them.
+    """
+    engine = record.get("engine") or {}
+    ranks: Sequence[Mapping[str, int]] = record.get("memory") or []
+    names = ("max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size")
+    if not ranks or any(name not in engine for name in names):
+        return None
+    if not any("consumed_bytes" in rank or "activation_bytes" in rank for rank in ranks):
+        return None
+    included = facts.activation_includes_graphs and facts.counts_graphs
+    return Measured(
+        batch=Batch(int(engine[names[0]]), int(engine[names[1]])),
+        tensor=int(engine[names[2]]),
+        pipeline=int(engine.get("pipeline_parallel_size", 1)),
+        weights_bytes=_most(ranks, "weights_bytes"),
+        headroom_bytes=_most(ranks, "activation_bytes", "cudagraph_bytes" if included else ""),
+        rest_bytes=_most(ranks, "consumed_bytes", "weights_bytes"),
+        graphs_bytes=_most(ranks, "cudagraph_bytes"),
+        phases_s=tuple((record.get("phases_s") or {}).items()),
+    )
+
+
+def _most(ranks: Sequence[Mapping[str, int]], name: str, less: str = "") -> int | None:
+    """The largest value over the ranks that report it, less another of the same rank."""
+    if less and all(less not in rank for rank in ranks):
+        return None
+    found = [rank[name] - (rank.get(less, 0) if less else 0) for rank in ranks if name in rank]
+    return max(found) if found else None
+
+
+def calibrate(
+    terms: Terms, starts: Iterable[Measured], *, batch: Batch, tensor: int, pipeline: int
+) -> Terms:
+    """The terms, narrowed by starts of the same model on the same GPUs and vLLM.
+
+    Weights and what stays hold for the same cut and max_num_seqs; the peak and the graphs also need
+    the same step. `calibrated` names what was narrowed; other starts change nothing.
+    """
+    cut = [one for one in starts if (one.tensor, one.pipeline) == (tensor, pipeline)]
+    same = [one for one in cut if one.batch == batch]
+    seqs = [one for one in cut if one.batch.seqs == batch.seqs]
+    found = {
+        "weights": _again([one.weights_bytes for one in cut], tight=True),
+        "activation": _again([one.headroom_bytes for one in same]),
+        "non_torch": _again([one.rest_bytes for one in seqs]),
+        "graphs": _again([one.graphs_bytes for one in same]),
+    }
+    changes: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    if "non_torch" in changes:
+        changes["buffers"] = Range.exact(0, "within non_torch: one measured number")
+    if "graphs" in changes:
+        estimate = changes["graphs"]
+        actual = terms.graphs.actual
+        near = Range(
+            min(actual.low, estimate.low), estimate.expected, max(actual.high, estimate.high)
+        )
+        changes["graphs"] = GraphMemory(estimate, near)
+    names = tuple(name for name, value in found.items() if value is not None)
+    return replace(terms, **changes, calibrated=names)
+
+
+def _again(values: Sequence[int | None], *, tight: bool = False) -> Range | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    stray = 0 if tight else AGAIN_BYTES
+    share = 0.0 if tight else AGAIN
+    count = f"{len(known)} start{'s' if len(known) > 1 else ''} of this model here"
+    return Range(
+        max(0, int(min(known) * (1 - share)) - stray),
+        sorted(known)[len(known) // 2],
+        math.ceil(max(known) * (1 + share)) + stray,
+        f"measured: {count}",
+    )
+
+
+WITHIN_ENGINE = frozenset({"weights", "profile", "graphs"})
+"""Phases of the ledger that are parts of its phase "engine"."""
+
+
+@dataclass(frozen=True)
+class StartTime:
+    """Seconds from the engine's start to its readiness."""
+
+    load_s: float
+    """Reading the weights."""
+    rest_s: float | None
+    """Everything else; None where no earlier start tells."""
+    basis: str
+
+    @property
+    def total_s(self) -> float:
+        """At least: without the rest where it is not known."""
+        return self.load_s + (self.rest_s or 0.0)
+
+
+def predict_start_s(
+    *, read_bytes: int, disk_bytes_per_s: float, starts: Sequence[Measured] = ()
+) -> StartTime:
+    """How long the next start takes. `read_bytes`: what one host reads of the checkpoint.
+
+    The load is the disk's time at least; where earlier starts took longer, theirs. They are compared
+    by the median of each phase.
+
+    Raises:
+        ValueError: a bandwidth that is not positive.
+    """
+    if disk_bytes_per_s <= 0:
+        raise ValueError("disk_bytes_per_s must be positive")
+    disk = read_bytes / disk_bytes_per_s
+    phases: dict[str, list[float]] = {}
+    for start in starts:
+        for name, seconds in start.phases_s:
+            phases.setdefault(name, []).append(seconds)
+    medians = {name: sorted(times)[len(times) // 2] for name, times in phases.items()}
+    if not medians:
+        return StartTime(disk, None, "the disk alone; no earlier start")
+    load = max(disk, medians.get("weights", 0.0))
+    whole = sum(seconds for name, seconds in medians.items() if name not in WITHIN_ENGINE)
+    rest = max(0.0, whole - medians.get("weights", 0.0))
+    return StartTime(load, rest, f"the disk, and the phases of {len(starts)} earlier starts")
