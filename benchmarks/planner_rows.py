@@ -257,7 +257,7 @@ def _kv(row: CaseRow, found: Estimate) -> dict[str, float]:
     """The cache of the stage that comes nearest to the log's, which does not say whose it is."""
     logged = row.logged_kv_gib
     kvs = [budget.kv for budget in found.budgets]
-    kv = found.poorest.kv
+    kv = found.budgets[found.decisive].kv
     if logged is not None:
         kv = min(kvs, key=lambda one: abs(one.expected / GIB - logged))
     return {

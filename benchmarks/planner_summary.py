@@ -54,7 +54,7 @@ def bars(rows: Sequence[CaseRow]) -> list[Bar]:
     judged = [row for row in rows if row.verdict]
     wrong = [row for row in judged if row.memory_refusal and row.verdict.startswith("fits")]
     refused = [row for row in judged if row.memory_refusal]
-    right = [row.verdict_right is not False for row in judged]
+    decided = [row.verdict_right for row in judged if row.verdict_right is not None]
     return [
         Bar("weights, mean error %", _mean(weights), 0.1, count=len(weights)),
         Bar("weights, worst error %", max(weights, default=0), 1, count=len(weights)),
@@ -62,7 +62,7 @@ def bars(rows: Sequence[CaseRow]) -> list[Bar]:
         Bar("KV GiB end to end, median error %", percentile(kv, 0.5), 2, count=len(kv)),
         Bar("KV GiB end to end, p95 error %", percentile(kv, 0.95), 6, count=len(kv)),
         Bar("logged KV inside the range %", 100 * _mean(inside), 95, True, len(inside)),
-        Bar("verdicts not wrong %", 100 * _mean(right), 95, True, len(right)),
+        Bar("decided verdicts right %", 100 * _mean(decided), 95, True, len(decided)),
         Bar("`fits` on a case refused for memory", len(wrong), 0, count=len(refused)),
     ]
 
@@ -99,6 +99,8 @@ def table(rows: Sequence[CaseRow], *, verbose: bool) -> Iterator[str]:
     ]
     if widths:
         yield f"median width of the KV ranges: {statistics.median(widths):.2f} % of the logged value"
+    undecided = sum(1 for row in rows if row.verdict and row.verdict_right is None)
+    yield f"verdicts that ask for a measurement: {undecided}"
     for family, figures in leave_one_out(rows).items():
         yield f"  {family:<28} {figures['cases']:3.0f} cases  {figures['mean_kv_error_percent']:.2f} %"
 

@@ -91,7 +91,7 @@ def main() -> None:
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would change; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json: bool) -> None:
-    """Prove that SPEC fits, and write plan.yml and serve.yml.
+    """Prove that SPEC fits, and write plan.yml and serve.yml, also with --json.
 
     SPEC is a cluster.yml or the folder of an inventory, such as inventories/demo.
     """
@@ -144,11 +144,11 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 @click.option("--version", default="", help="The vLLM version that the command was written for.")
 @click.option("--aim", type=click.Choice(["latency", "throughput"]), default="latency")
 @click.option("--gpu", default="", help="GPU model of the catalogue, such as A100-80GB-SXM.")
-@click.option("--hosts", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--hosts", type=click.IntRange(min=1), help="Else as few as hold the ranks.")
 @click.option("--gpus-per-host", type=click.IntRange(min=1), default=None)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/convert.md).")
 def convert(
-    command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int,
+    command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int | None,
     gpus_per_host: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Turn a `vllm serve` command line, in FILE or on standard input, into a cluster.yml.
@@ -160,7 +160,7 @@ def convert(
     text = command_file.read(MOST_COMMAND_CHARACTERS)
     click.echo(
         convert_command(
-            text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts,
+            text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts or 0,
             gpus_per_host=gpus_per_host or 0,
         )
     )  # fmt: skip

@@ -6,6 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Time says nothing about an example: machines are slow and shared.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
 
 TESTS = Path(__file__).parent
 MARKED_FOLDERS = ("contract", "engine", "hosts")

@@ -8,6 +8,7 @@ from rayserve.engine import check_value, load_snapshot, validate
 from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.plan import NamedValue
 from rayserve.planner.catalogue import Gpu
+from rayserve.planner.fit import chooses_graphs
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Chosen, Sizing
 from rayserve.spec import ClusterSpec, nearest
@@ -62,7 +63,7 @@ def engine_args(
     args.add("enable_chunked_prefill", spec.scheduling.chunked_prefill)
     args.add("enable_prefix_caching", spec.scheduling.prefix_caching)
     args.add("enforce_eager", not sizing.graphs, _graphs_reason(spec, sizing))
-    if sizing.graphs and not _chooses_graphs(spec):
+    if sizing.graphs and not chooses_graphs(spec):
         args.add("performance_mode", "interactivity", FINE_GRAPHS)
     args.add("seed", spec.seed)
     args.add("generation_config", "vllm", "defaults stand here, not in a file of the checkpoint")
@@ -102,14 +103,6 @@ def _graphs_reason(spec: ClusterSpec, sizing: Sizing) -> str:
     if spec.scheduling.cuda_graphs != "auto":
         return ""
     return "recorded GPU work: faster tokens" if sizing.graphs else "no CUDA graphs on a CPU"
-
-
-def _chooses_graphs(spec: ClusterSpec) -> bool:
-    """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
-    compilation = spec.engine_args.get("compilation_config")
-    inner = compilation if isinstance(compilation, dict) else {}
-    names = {"performance_mode", "cudagraph_capture_sizes"}
-    return bool(names & {*spec.engine_args, *inner})
 
 
 def _sampling(spec: ClusterSpec) -> dict[str, float | int]:

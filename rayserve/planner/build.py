@@ -24,6 +24,7 @@ from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.fit import Fit
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.obstacles import Obstacles
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.sizing import Sizing, holds, size
@@ -84,7 +85,12 @@ def build_plan(
     check_formats(spec, gpu)
     architecture = _architecture(spec, profile, model_config)
     fit = Fit(spec, profile, architecture, gpu) if gpu is not None else None
-    cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut))
+    obstacles = None
+    if architecture is not None and gpu is not None:
+        obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
+    sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
+    cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
+    told = obstacles.check(pool, cut) if obstacles is not None else []
     sizing = size(spec, profile, fit, cut)
     placement = place(spec, pool, cut, label)
     replica = ReplicaPlan(
@@ -132,7 +138,12 @@ def build_plan(
         endpoint=_endpoint(spec),
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
-        notes=[*_notes(spec, gpu, cut, sizing), *unread(spec, digests)],
+        notes=[
+            *_unused(spec, architecture),
+            *told,
+            *_notes(spec, gpu, cut, sizing),
+            *unread(spec, digests),
+        ],
     )
 
 
@@ -160,13 +171,6 @@ def _profile(
         changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
     elif spec.precision.quantization != "auto" and not profile.quantization:
         changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
-    if profile.quantization and profile.weight_bits == profile.dtype_bits and bits == "auto":
-        raise SpecError(
-            f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
-            found="nothing",
-            do="add `weight_bits: 8` or `weight_bits: 4` under precision",
-            where=spec.where("precision"),
-        )
     if spec.speculative is not None and spec.speculative.config:
         changes["draft"] = _draft(spec, draft_config)
     return _replace(profile, changes)
@@ -193,7 +197,20 @@ def _architecture(
                 do="add the sum of the tensor sizes of the checkpoint, in bytes",
                 where=spec.where("model"),
             ) from None
+        _demand_bits(spec, profile)
         return None
+
+
+def _demand_bits(spec: ClusterSpec, profile: ModelProfile) -> None:
+    """Without a known architecture the size of a quantized weight must be."""
+    unknown = profile.quantization and profile.weight_bits == profile.dtype_bits
+    if unknown and spec.precision.weight_bits == "auto":
+        raise SpecError(
+            f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
+            found="nothing",
+            do="add `weight_bits: 8` or `weight_bits: 4` under precision",
+            where=spec.where("precision"),
+        )
 
 
 def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
@@ -266,6 +283,21 @@ def _notes(spec: ClusterSpec, gpu: Gpu | None, cut: Cut, sizing: Sizing) -> list
     if spec.endpoint.ingress == "haproxy":
         notes.append(OPEN_STATISTICS)
     return notes
+
+
+def _unused(spec: ClusterSpec, architecture: Architecture | None) -> list[str]:
+    """Keys that only help where the architecture is not known."""
+    if architecture is None:
+        return []
+    given = {
+        "model.checkpoint_bytes": bool(spec.model.checkpoint_bytes),
+        "precision.weight_bits": spec.precision.weight_bits != "auto",
+    }
+    return [
+        f"{key} is not used: {architecture.name} is known, tensor by tensor."
+        for key, is_given in given.items()
+        if is_given
+    ]
 
 
 def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:

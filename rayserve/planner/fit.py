@@ -1,6 +1,6 @@
 """What does a cut of the model leave for the KV cache on the spec's GPUs?
 
-Exact where the architecture is known (estimate.py); else the simple sum of memory.py, marked so.
+Exact where the architecture is known (memory/estimate.py); else memory/simple.py, marked so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import MemoryEstimate, MemoryTerm
 from rayserve.planner.catalogue import Gpu
-from rayserve.planner.kv.caches import layer_caches
 from rayserve.planner.kv.layers import (
     CacheKind,
     LayerCache,
@@ -20,7 +19,7 @@ from rayserve.planner.kv.layers import (
     layer_bytes_per_token,
 )
 from rayserve.planner.memory import simple as memory
-from rayserve.planner.memory.budget import Outcome, measure_command
+from rayserve.planner.memory.budget import Outcome, measure_command, requested_bytes
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
 from rayserve.planner.memory.ranges import GIB, Range
 from rayserve.planner.memory.simple import Cut
@@ -30,6 +29,7 @@ from rayserve.planner.weights.architecture import Architecture
 from rayserve.spec import ClusterSpec
 
 BLOCK_TOKENS = 16
+LORA_BASIS = "LoRA slots: a bound"
 MEASURED_LAYERS = 4
 """Of full width on each stage: what is measured does not depend on depth."""
 
@@ -42,6 +42,40 @@ class EngineLimits:
     seqs: int
     length: int
     """max_model_len."""
+
+
+UNMODELLED = frozenset(
+    {
+        "async_scheduling",
+        "cpu_offload_gb",
+        "data_parallel_size",
+        "decode_context_parallel_size",
+        "enable_dbo",
+        "kv_cache_dtype_skip_layers",
+        "mamba_block_size",
+        "mamba_cache_dtype",
+        "mamba_ssm_cache_dtype",
+        "max_cudagraph_capture_size",
+        "mm_ipc_gpu_memory_gb",
+        "prefill_context_parallel_size",
+    }
+)
+"""Engine arguments that change the memory in ways that no term follows."""
+UNMODELLED_ENV = frozenset({"VLLM_USE_V2_MODEL_RUNNER", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"})
+
+
+def pinned_bytes(spec: ClusterSpec) -> int:
+    """Bytes of a KV cache that the spec fixes; 0: it does not."""
+    wanted = spec.limits.kv_cache_gib
+    return int(wanted * GIB) if wanted != "auto" else 0
+
+
+def chooses_graphs(spec: ClusterSpec) -> bool:
+    """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
+    compilation = spec.engine_args.get("compilation_config")
+    inner = compilation if isinstance(compilation, dict) else {}
+    names = {"performance_mode", "cudagraph_capture_sizes"}
+    return bool(names & {*spec.engine_args, *inner})
 
 
 class Fit:
@@ -60,13 +94,12 @@ class Fit:
     @property
     def requested_bytes(self) -> int:
         """What vLLM takes of a GPU."""
-        return int(self.gpu.memory_bytes * self.spec.limits.gpu_memory_utilization)
+        return requested_bytes(self.gpu.memory_bytes, self.spec.limits.gpu_memory_utilization)
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of a KV cache that the spec fixes; 0: it does not."""
-        wanted = self.spec.limits.kv_cache_gib
-        return int(wanted * GIB) if wanted != "auto" else 0
+        return pinned_bytes(self.spec)
 
     def weights(self, cut: Cut) -> int:
         """Weights of the model, its adapters and its draft model, on the fullest rank."""
@@ -81,13 +114,7 @@ class Fit:
         kv_cache_dtype = self.spec.precision.kv_cache_dtype
         if self.architecture is None:
             return memory.kv_bytes_per_token(self.profile, cut, kv_cache_dtype)
-        stages = layer_caches(
-            self.architecture,
-            tensor=cut.tensor,
-            pipeline=cut.pipeline,
-            kv_cache_dtype=kv_cache_dtype,
-        )
-        stages[-1] += self._draft_caches(cut)
+        stages = self._exact(cut, EngineLimits(1, 1, 1)).stages
         return max(
             sum(layer_bytes_per_token(layer) for layer in stage if not layer.window)
             for stage in stages
@@ -125,8 +152,10 @@ class Fit:
         if self.architecture is None:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
-        budget = found.poorest
-        lora, draft = self._lora(cut), memory.draft_bytes(self.profile, cut)
+        budget = found.budgets[found.decisive]
+        lora = self._lora(cut)
+        last = found.decisive == cut.pipeline - 1
+        draft = memory.draft_bytes(self.profile, cut) if last else 0
         terms = dict(budget.counted)
         overhead = sum(
             term.expected for name, term in terms.items() if name not in ("weights", "activation")
@@ -148,11 +177,34 @@ class Fit:
             max_concurrency=round(found.expected.max_concurrency, 2),
             max_concurrency_low=round(found.lowest.max_concurrency, 2),
             max_concurrency_high=round(found.highest.max_concurrency, 2),
-            verdict=str(found.verdict).removesuffix(f": {found.verdict.reason}"),
+            verdict=found.verdict.title,
             because=found.verdict.reason,
             terms=[_term(name, term) for name, term in terms.items()],
             uncounted=self._uncounted(),
         )
+
+    def refusal(self, cut: Cut, limits: EngineLimits) -> tuple[str, str]:
+        """What is needed on each GPU, and what there is, where it does not fit."""
+        gpu, share = self.gpu, self.spec.limits.gpu_memory_utilization
+        there = f"{self.requested_bytes / GIB:.1f} GiB, {share:.0%} of {gpu.memory_gib} GiB"
+        if self.architecture is None:
+            cache = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
+            needed = (
+                f"{self.weights(cut) / GIB:.1f} GiB of weights and {cache / GIB:.1f} GiB of KV cache "
+                f"(one sequence of {limits.length} tokens, or more) on each {gpu.name}"
+            )
+            return needed, f"{there}, with nothing else in it"
+        found = self._exact(cut, limits)
+        counted = found.budgets[found.decisive].counted
+        parts = ", ".join(f"{name} {term.expected / GIB:.1f}" for name, term in counted)
+        request = max(found.expected.request_bytes) / GIB
+        needed = (
+            f"{request:.1f} GiB of KV cache for one sequence of {limits.length} tokens on each "
+            f"{gpu.name}, beside {self.weights(cut) / GIB:.1f} GiB of weights"
+        )
+        if self.pinned_bytes:
+            return needed, f"kv_cache_gib: {self.pinned_bytes / GIB:g}; {found.verdict.reason}"
+        return needed, f"{there}, of which are taken: {parts}; {found.verdict.reason}"
 
     def measure(self, cut: Cut, limits: EngineLimits) -> str:
         """The vLLM command that measures the uncertain terms on these GPUs; empty: none is needed."""
@@ -160,18 +212,27 @@ class Fit:
             return ""
         if self._exact(cut, limits).verdict.outcome is not Outcome.MEASURE:
             return ""
-        arguments = {
+        spec = self.spec
+        arguments: dict[str, object] = {
             "tensor_parallel_size": cut.tensor,
             "pipeline_parallel_size": cut.pipeline,
             "max_model_len": limits.length,
             "max_num_seqs": limits.seqs,
             "max_num_batched_tokens": limits.step_tokens,
-            "gpu_memory_utilization": self.spec.limits.gpu_memory_utilization,
+            "gpu_memory_utilization": spec.limits.gpu_memory_utilization,
+            "kv_cache_dtype": spec.precision.kv_cache_dtype,
+            "dtype": spec.precision.dtype,
+            "enforce_eager": spec.scheduling.cuda_graphs is False,
         }
+        if spec.precision.quantization != "auto":
+            arguments["quantization"] = spec.precision.quantization
+        if spec.scheduling.cuda_graphs is not False and not chooses_graphs(spec):
+            arguments["performance_mode"] = "interactivity"
         return measure_command(
-            self.spec.model.path or self.spec.model.hf_id,
+            spec.model.path or spec.model.hf_id,
             arguments,
             layers=MEASURED_LAYERS * cut.pipeline,
+            kinds=self.profile.layer_kinds,
             text_config=self.profile.multimodal,
         )
 
@@ -187,8 +248,9 @@ class Fit:
 
     def _setup(self, cut: Cut, limits: EngineLimits) -> Setup:
         spec = self.spec
-        extra = self._lora(cut) + memory.draft_bytes(self.profile, cut)
+        lora, draft = self._lora(cut), memory.draft_bytes(self.profile, cut)
         guess = spec.speculative
+        experts = bool(spec.engine_args.get("enable_expert_parallel"))
         return Setup(
             total_bytes=self.gpu.memory_bytes,
             capability=self.gpu.compute_capability,
@@ -199,12 +261,18 @@ class Fit:
             max_model_len=limits.length,
             tensor=cut.tensor,
             pipeline=cut.pipeline,
+            expert_ranks=cut.tensor if experts else 1,
             kv_cache_dtype=spec.precision.kv_cache_dtype,
             graphs=spec.scheduling.cuda_graphs is not False,
-            interactivity=True,
+            interactivity=not chooses_graphs(spec),
             prefix_caching=spec.scheduling.prefix_caching,
             pinned_kv_bytes=self.pinned_bytes,
-            extra=(Range.exact(extra),) if extra else (),
+            extra=Range(lora // 2, lora, lora, LORA_BASIS if lora else ""),
+            draft_weights=Range(int(0.97 * draft), draft, int(1.05 * draft)),
+            images=spec.limits.max_images,
+            hybrid_manager=not spec.engine_args.get("disable_hybrid_kv_cache_manager"),
+            blocks_override=_whole(spec.engine_args.get("num_gpu_blocks_override"), 0),
+            block_size=_whole(spec.engine_args.get("block_size"), BLOCK_TOKENS),
             draft=guess is not None and guess.method == "mtp",
             extra_caches=tuple(self._draft_caches(cut)),
             speculative_tokens=guess.num_tokens if guess is not None else 0,
@@ -220,15 +288,20 @@ class Fit:
 
     def _uncounted(self) -> list[str]:
         """What takes GPU memory but stands in no term."""
-        guess = self.spec.speculative
+        spec, guess = self.spec, self.spec.speculative
+        what: list[str] = []
+        if self.architecture is not None:
+            what += [f"engine_args.{name}" for name in sorted(UNMODELLED & {*spec.engine_args})]
+            what += [f"env.{name}" for name in sorted(UNMODELLED_ENV & {*spec.env})]
         if guess is None or guess.method in ("ngram", "suffix") or guess.config:
-            return []
-        if guess.method == "mtp":
-            known = self.spec.model.checkpoint_bytes or (
-                self.architecture is not None and self.architecture.draft
-            )
-            return [] if known else ["the layers that guess (mtp): give model.checkpoint_bytes"]
-        return [f"the draft model {guess.model}: give speculative.config"]
+            return what
+        if guess.method != "mtp":
+            return [*what, f"the draft model {guess.model}: give speculative.config"]
+        if self.architecture is None:
+            known, do = bool(spec.model.checkpoint_bytes), "give model.checkpoint_bytes"
+        else:
+            known, do = bool(self.architecture.draft), "config.json does not describe them"
+        return what if known else [*what, f"the layers that guess (mtp): {do}"]
 
     def _simple(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
         profile, graphs = self.profile, self.spec.scheduling.cuda_graphs is not False
@@ -257,6 +330,11 @@ class Fit:
             max_concurrency=round(tokens / limits.length, 2),
             uncounted=self._uncounted(),
         )
+
+
+def _whole(value: object, default: int) -> int:
+    """An engine argument that is a whole number, else the default."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def _term(name: str, term: Range) -> MemoryTerm:

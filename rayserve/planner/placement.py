@@ -7,7 +7,7 @@ stage stays on one host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
@@ -21,15 +21,21 @@ LABEL_SHARE = 0.001
 
 
 def choose_cut(
-    spec: ClusterSpec, pool: NodePool, profile: ModelProfile, holds: Callable[[Cut], bool]
+    spec: ClusterSpec,
+    pool: NodePool,
+    profile: ModelProfile,
+    holds: Callable[[Cut], bool],
+    sizes: Sequence[int] = (),
 ) -> Cut:
     """Ranks and stages; `auto` is a whole host, and as few hosts as hold the weights.
+
+    `sizes`: those of tensor parallelism that the model's tensors can be cut into, where known.
 
     Raises:
         SpecError: the model cannot be cut so, or a stage does not fit on a host.
     """
     wanted = spec.parallelism
-    tensor = wanted.tensor if wanted.tensor != "auto" else _whole_host(pool, profile)
+    tensor = wanted.tensor if wanted.tensor != "auto" else _whole_host(pool, profile, sizes)
     _check_tensor(spec, pool, profile, tensor)
     if wanted.pipeline != "auto":
         cut = Cut(tensor, wanted.pipeline)
@@ -80,9 +86,11 @@ def _divides(profile: ModelProfile, tensor: int) -> bool:
     )
 
 
-def _whole_host(pool: NodePool, profile: ModelProfile) -> int:
+def _whole_host(pool: NodePool, profile: ModelProfile, sizes: Sequence[int]) -> int:
     ranks = range(pool.gpus_per_host, 0, -1)
-    return next(tensor for tensor in ranks if _divides(profile, tensor))
+    return next(
+        tensor for tensor in ranks if _divides(profile, tensor) and (not sizes or tensor in sizes)
+    )
 
 
 def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tensor: int) -> None:

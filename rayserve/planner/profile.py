@@ -44,6 +44,8 @@ class ModelProfile:
     hybrid: bool = False
     """Some layers keep less than the whole context, so the KV estimate is an upper bound."""
     multimodal: bool = False
+    layer_kinds: tuple[str, ...] = ()
+    """`layer_types` of config.json."""
     rope_theta: float = 0
     draft: ModelProfile | None = None
     """The model that guesses for this one, where its config.json is known."""
@@ -95,6 +97,7 @@ def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
         latent_dim=latent + read.optional("qk_rope_head_dim") if latent else 0,
         hybrid=_hybrid(text),
         multimodal=multimodal,
+        layer_kinds=_kinds(text),
         rope_theta=_rope_theta(text),
     )
 
@@ -144,6 +147,11 @@ def _hybrid(text: Mapping[str, Any]) -> bool:
     window = text.get("sliding_window") and text.get("use_sliding_window", True)
     mixed = isinstance(kinds, list) and any(kind != "full_attention" for kind in kinds)
     return bool(window) or mixed
+
+
+def _kinds(text: Mapping[str, Any]) -> tuple[str, ...]:
+    kinds = text.get("layer_types")
+    return tuple(map(str, kinds)) if isinstance(kinds, list) else ()
 
 
 def _rope_theta(text: Mapping[str, Any]) -> float:

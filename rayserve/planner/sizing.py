@@ -9,7 +9,7 @@ from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import MemoryEstimate
 from rayserve.planner.catalogue import GIB, Gpu
-from rayserve.planner.fit import EngineLimits, Fit
+from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
@@ -103,7 +103,8 @@ def size(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) ->
     step = _step(spec, fit.gpu, seqs.value)
 
     def concurrency(length: int) -> float:
-        return fit.estimate(cut, EngineLimits(step.value, seqs.value, length)).max_concurrency
+        whole = _whole_prompt(spec, step, length).value
+        return fit.estimate(cut, EngineLimits(whole, seqs.value, length)).max_concurrency
 
     length = _length(spec, profile, concurrency)
     step = _whole_prompt(spec, step, length.value)
@@ -128,12 +129,6 @@ def _notes(
     if estimate.kv_tokens < length:
         notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length))
     return tuple(notes)
-
-
-def _pinned(spec: ClusterSpec) -> int:
-    """Bytes of a KV cache that the spec fixes; 0: it does not."""
-    wanted = spec.limits.kv_cache_gib
-    return int(wanted * GIB) if wanted != "auto" else 0
 
 
 def _least_len(spec: ClusterSpec, profile: ModelProfile) -> int:
@@ -178,9 +173,8 @@ def _length(
         length //= 2
     if length == limit:
         return Chosen(length, "the model's own limit")
-    return Chosen(
-        length, f"the model's {limit}, halved until {FULL_SEQS} full sequences fit at once"
-    )
+    until = f"{FULL_SEQS} full sequences fit at once" if length > LEAST_LEN else "it was short"
+    return Chosen(length, f"the model's {limit}, halved until {until}")
 
 
 def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) -> Sizing:
@@ -190,8 +184,8 @@ def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) 
     )  # fmt: skip
     step = _whole_prompt(spec, _step(spec, None, seqs.value), length.value)
     token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
-    if _pinned(spec):
-        kv = Chosen(_pinned(spec))
+    if pinned_bytes(spec):
+        kv = Chosen(pinned_bytes(spec))
     else:
         one = token_bytes * length.value
         most = max(one, min(one * seqs.value, GIB))
@@ -201,24 +195,17 @@ def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) 
 
 
 def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> DoesNotFitError:
-    weights, gpu = fit.weights(cut), fit.gpu
-    needed = limits.length * fit.token_bytes(cut)
-    cache = max(fit.pinned_bytes, needed)
     shorter = fit.longest(cut, limits) // 1024 * 1024
     at: Loc
-    if fit.pinned_bytes > needed:
-        do, at = "write kv_cache_gib: auto", ("limits", "kv_cache_gib")
+    if fit.pinned_bytes:
+        small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
+        do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
+        at = ("limits", "kv_cache_gib")
     elif 1024 <= shorter < limits.length:
         do, at = f"write max_model_len: {shorter} at most", ("limits", "max_model_len")
     else:
         bits = 8 if fit.profile.weight_bits > 9 else 4
         do = f"take a checkpoint of {bits} bits a weight, or spread it over more hosts (pipeline)"
         at = ("model", "config")
-    return DoesNotFitError(
-        f"{weights / GIB:.1f} GiB of weights and {cache / GIB:.1f} GiB of KV cache "
-        f"(one sequence of {limits.length} tokens, or more) on each {gpu.name}",
-        found=f"{fit.requested_bytes / GIB:.1f} GiB, "
-        f"{spec.limits.gpu_memory_utilization:.0%} of {gpu.memory_gib} GiB, for all that it holds",
-        do=do,
-        where=spec.where(*at),
-    )
+    needed, found = fit.refusal(cut, limits)
+    return DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))

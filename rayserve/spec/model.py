@@ -74,7 +74,8 @@ class Model(Section):
     config: Text
     """config.json of the checkpoint, relative to cluster.yml: the plan needs no download."""
     checkpoint_bytes: int = Field(default=0, ge=0)
-    """Size of the checkpoint's tensors in bytes; 0: estimate it from the shapes and `precision`."""
+    """Size of the checkpoint's tensors in bytes, for an architecture that the planner does not know;
+    0: estimate it from the shapes and `precision`."""
 
 
 class Precision(Section):
@@ -85,7 +86,8 @@ class Precision(Section):
     quantization: str = "auto"
     """vLLM's name of the method, such as `compressed-tensors`; auto: what config.json says."""
     weight_bits: Literal["auto", 4, 8, 16, 32] = "auto"
-    """Bits of a quantized weight; auto: what config.json says."""
+    """Bits of a quantized weight, for an architecture that the planner does not know; auto: what
+    config.json says."""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache; auto: the compute type."""
 

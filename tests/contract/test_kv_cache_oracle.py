@@ -97,7 +97,7 @@ KIMI_STATE = gated_delta_state_bytes(
     state_bytes=4,
 )
 KIMI_LINEAR = (*[state_layer(*KIMI_STATE)] * 3, latent_layer(576))
-SPARSE_MLA = [*[latent_layer(576, kv_cache_dtype="fp8_ds_mla")] * 30, *[indexer_layer(128)] * 9]
+SPARSE_MLA = [*[latent_layer(576, kv_cache_dtype="fp8_ds_mla")] * 30, *[indexer_layer(132)] * 9]
 
 CASES = {
     "gqa": case([heads(8, 128)] * 32),
@@ -158,7 +158,7 @@ CASES = {
     "mla-block-64": case([latent_layer(576)] * 61, block_size=64, length=32768),
     "mla-sparse": case(SPARSE_MLA, block_size=64, length=400000, block_outermost=True),
     "mla-sparse-aligned": case(
-        [*[latent_layer(576, alignment_bytes=1152)] * 30, *[indexer_layer(128)] * 9],
+        [*[latent_layer(576, alignment_bytes=1152)] * 30, *[indexer_layer(132)] * 9],
         block_size=64,
         block_outermost=True,
     ),

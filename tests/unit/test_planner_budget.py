@@ -352,11 +352,19 @@ def test_memory_that_another_process_holds():
 
 
 def test_graphs_need_room_beside_the_budget():
-    """With the whole GPU requested, graphs outside the budget have no place: measure."""
-    tight = made_budget(20, 21, 22, utilization=0.99, actual=1.8)
+    """With nearly the whole GPU requested, graphs outside the budget have no place: measure."""
+    tight = made_budget(20, 21, 22, utilization=0.98, actual=1.8)
     verdict = judge(tight, GIB)
     assert verdict.outcome is Outcome.MEASURE
     assert "CUDA graphs" in verdict.reason
+
+
+def test_context_and_nccl_come_before_the_request():
+    """vLLM first asks whether the requested memory is free, when CUDA and NCCL have theirs."""
+    tight = made_budget(20, 21, 22, utilization=0.99, actual=0.1)
+    verdict = judge(tight, GIB)
+    assert verdict.outcome is Outcome.MEASURE
+    assert "NCCL" in verdict.reason
 
 
 def test_pinned_cache_is_as_large_as_asked_for():

@@ -172,7 +172,7 @@ def test_log_states_with_scaled_keys():
 
 def test_log_sparse_latent():
     """GLM-5.2, fp8_ds_mla, vLLM 0.23: 78 latent rows and 21 indexer rows; 28.85 GiB, 1.44 requests."""
-    layers = [latent_layer(576, kv_cache_dtype="fp8_ds_mla")] * 78 + [indexer_layer(128)] * 21
+    layers = [latent_layer(576, kv_cache_dtype="fp8_ds_mla")] * 78 + [indexer_layer(132)] * 21
     chosen = settings(
         length=400000, block_size=64, block_outermost=True, rules=cache_rules((0, 23))
     )
@@ -224,7 +224,7 @@ def test_token_bytes_of_formats(kv_format, expected):
         (latent_layer(576, kv_cache_dtype="fp8_ds_mla"), 656),
         (latent_layer(576, kv_cache_dtype="nvfp4_ds_mla"), 352),
         (latent_layer(576, kv_cache_dtype="int8_per_token_head"), 584),
-        (indexer_layer(128), 132),
+        (indexer_layer(132), 132),
         (state_layer(1000, 2000), 0),
         (full(8, 128, shared=True), 0),
         (full(4, 192, head_dim_v=128), 4 * 320 * 2),

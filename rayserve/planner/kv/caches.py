@@ -9,6 +9,7 @@ from rayserve.planner.kv.layers import (
     LayerCache,
     attention_layer,
     gated_delta_state_bytes,
+    indexer_layer,
     latent_layer,
     mamba2_state_bytes,
     state_layer,
@@ -73,8 +74,7 @@ def _kept(
             model_bytes=element,
         )
         row = attention.index_size
-        indexer = LayerCache(CacheKind.MLA, head_dim=row, format="indexer", content_bytes=row)
-        return (latent, indexer) if row else (latent,)
+        return (latent, indexer_layer(row)) if row else (latent,)
     if attention.state is not None:
         return (_states(attention.kind, attention.state, tensor, element, guessed),)
     return (

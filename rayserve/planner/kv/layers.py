@@ -29,8 +29,6 @@ TURBOQUANT_BITS = {
 """Bits of a key's and of a value's element (quantization/turboquant/config.py)."""
 NVFP4_FORMATS = frozenset({"nvfp4", "nvfp4_4over6"})
 SCALE_PAIR_BYTES = 8
-INDEXER_GROUP = 128
-"""Elements that share one fp32 scale in the cache of a sparse-attention indexer."""
 
 
 class CacheKind(StrEnum):
@@ -151,10 +149,11 @@ def latent_layer(
     )
 
 
-def indexer_layer(index_head_dim: int) -> LayerCache:
+def indexer_layer(row_bytes: int) -> LayerCache:
     """The key cache of a sparse-attention indexer (DeepSeek V3.2, GLM-5): fp8 keys and scales."""
-    row = index_head_dim + index_head_dim // INDEXER_GROUP * 4
-    return LayerCache(kind=CacheKind.MLA, head_dim=row, format="indexer", content_bytes=row)
+    return LayerCache(
+        kind=CacheKind.MLA, head_dim=row_bytes, format="indexer", content_bytes=row_bytes
+    )
 
 
 def state_layer(*state_bytes: int, checkpoint_blocks: int = 0) -> LayerCache:

@@ -56,6 +56,8 @@ class Budget:
     kv: Range
     outside: Range
     """What must fit beside `requested_bytes`: graphs beyond the estimate, or all of them."""
+    ranks: int = 1
+    """Of the whole replica."""
     pinned: bool = False
     """The KV cache has the size that was asked for, whatever is left."""
 
@@ -84,6 +86,7 @@ def kv_budget(
     total_bytes: int,
     utilization: float,
     pinned_kv_bytes: int = 0,
+    ranks: int = 1,
 ) -> Budget:
     """The KV cache of one rank by the version's identity.
 
@@ -113,6 +116,7 @@ def kv_budget(
         counted=tuple(counted.items()),
         kv=kv,
         outside=outside,
+        ranks=ranks,
         pinned=bool(pinned_kv_bytes),
     )
 
@@ -144,9 +148,14 @@ class Verdict:
             return None
         return self.outcome is not Outcome.CANNOT
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> str:
+        """The outcome, with its margin where that is small."""
         margin = f" {_gib(self.margin_bytes)}" if self.outcome is Outcome.MARGIN else ""
-        return f"{self.outcome}{margin}: {self.reason}"
+        return f"{self.outcome}{margin}"
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.reason}"
 
 
 def judge(budget: Budget, request_bytes: int, *, free_bytes: int | None = None) -> Verdict:
@@ -161,6 +170,8 @@ def judge(budget: Budget, request_bytes: int, *, free_bytes: int | None = None) 
         return Verdict(Outcome.CANNOT, margin, f"{short}: another process holds the rest")
     one = f"one whole request takes {_gib(request_bytes)}"
     left = f"the KV cache has {_gib(budget.kv.low)} to {_gib(budget.kv.high)}"
+    if budget.kv.high < 0:
+        left = f"{_gib(-budget.kv.high)} are missing before there is any KV cache"
     if budget.kv.high < request_bytes or budget.kv.high <= 0:
         return Verdict(Outcome.CANNOT, margin, f"{one}, and {left}")
     spare = budget.spare
@@ -168,6 +179,13 @@ def judge(budget: Budget, request_bytes: int, *, free_bytes: int | None = None) 
         return Verdict(Outcome.CANNOT, margin, f"the GPU lacks {_gib(-spare.high)} at least")
     if margin < 0 or budget.kv.low <= 0:
         return Verdict(Outcome.MEASURE, margin, f"{one}, and {left}")
+    # The first thing that vLLM asks: is the requested memory free, after NCCL and the context took
+    # theirs? How much NCCL takes by then is at most what it takes in the end.
+    before = budget.total_bytes - budget.requested_bytes - CONTEXT.high
+    before -= budget.terms.non_torch.high if budget.ranks > 1 else 0
+    if before < 0 and not budget.pinned and free_bytes is None:
+        short = f"{_gib(-before)} may be taken by CUDA's context and NCCL"
+        return Verdict(Outcome.MEASURE, margin, f"{short} of what is requested")
     # Without a pinned size the room of the step's peak is free while graphs are recorded.
     doubtful = spare.low if budget.pinned else spare.expected
     if doubtful < 0:
@@ -185,15 +203,22 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def measure_command(
-    model: str, arguments: Mapping[str, object], *, layers: int, text_config: bool = False
+    model: str,
+    arguments: Mapping[str, object],
+    *,
+    layers: int,
+    kinds: Sequence[str] = (),
+    text_config: bool = False,
 ) -> str:
     """The command that measures the uncertain terms without the checkpoint's weights.
 
     Activation, logits and NCCL's buffers do not depend on depth, so a few layers of full width with
     random weights are enough, on the same GPUs. `arguments`: vLLM's own names, underscored; `True`
-    makes a bare flag. `text_config`: the model's config.json keeps its language model in one.
+    makes a bare flag. `kinds`: config.json's `layer_types`, which are cut too. `text_config`: the model's config.json keeps its language model in one.
     """
     depth: dict[str, Any] = {"num_hidden_layers": layers}
+    if kinds:
+        depth["layer_types"] = list(kinds[:layers])
     overrides = {"text_config": depth} if text_config else depth
     words = ["vllm", "serve", model, "--load-format", "dummy"]
     words += ["--hf-overrides", json.dumps(overrides)]

@@ -47,13 +47,15 @@ LARGEST: Mapping[str, Image] = {
 }
 
 
-def vision_work(architecture: Architecture, batch: Batch, *, tensor: int) -> Vision | None:
-    """The tower's work in the profile run; None for a model without one."""
+def vision_work(
+    architecture: Architecture, batch: Batch, *, tensor: int, images: int = 1
+) -> Vision | None:
+    """The tower's work in the profile run; None without a tower or with no images allowed."""
     family = FAMILIES.get(architecture.name)
     image = LARGEST.get(family.tower) if family is not None else None
-    if image is None or not architecture.tower:
+    if image is None or not architecture.tower or not images:
         return None
-    count = images_profiled(batch.step_tokens, batch.seqs, image.tokens)
+    count = images_profiled(batch.step_tokens, batch.seqs, image.tokens, per_prompt=images)
     return Vision(
         pixels=image.pixels * count,
         patches=image.patches * count,

@@ -40,6 +40,9 @@ STATES_CACHED = (0, 21)
 """From here prefixes of recurrent models are kept; logs of 0.24 show it, when it began is assumed."""
 
 
+NOTHING = Range.exact(0)
+
+
 @dataclass(frozen=True)
 class Setup:
     """Hardware and engine settings that memory depends on."""
@@ -59,8 +62,10 @@ class Setup:
     interactivity: bool = False
     prefix_caching: bool = True
     pinned_kv_bytes: int = 0
-    extra: tuple[Range, ...] = ()
-    """Further bytes on every rank: LoRA slots, a draft model."""
+    extra: Range = NOTHING
+    """Further weights on every rank: LoRA slots."""
+    draft_weights: Range = NOTHING
+    """Of a draft model, which lives on the last stage."""
     draft: bool = False
     """The model's own MTP layers guess."""
     speculative_tokens: int = 0
@@ -69,6 +74,11 @@ class Setup:
     rocm: bool = False
     free_bytes: int | None = None
     """Free on the GPU at the start, where it is known."""
+    images: int = 1
+    """Images of one prompt; 0: vLLM builds no tower."""
+    hybrid_manager: bool = True
+    blocks_override: int = 0
+    """`num_gpu_blocks_override`; 0: none."""
     block_size: int = 16
     kernel_block_sizes: tuple[int, ...] = field(default=(16,))
 
@@ -90,12 +100,10 @@ class Estimate:
     lowest: CacheCapacity
     highest: CacheCapacity
     verdict: Verdict
-
-    @property
-    def poorest(self) -> Budget:
-        """The stage whose cache holds least."""
-        pairs = zip(self.budgets, self.layout.stage_block_bytes, strict=True)
-        return min(pairs, key=lambda pair: pair[0].kv.expected / max(1, pair[1]))[0]
+    decisive: int
+    """The stage that the verdict is about."""
+    stages: tuple[tuple[LayerCache, ...], ...]
+    """What each stage's layers keep."""
 
 
 def estimate(
@@ -126,10 +134,14 @@ def estimate(
         return cache_capacity(layout, [max(0, size) for size in sizes], settings)
 
     expected = capacity(one.kv.expected for one in budgets)
-    verdict = worst(
-        judge(one, needed, free_bytes=setup.free_bytes)
-        for one, needed in zip(budgets, expected.request_bytes, strict=True)
-    )
+    # One block of the pool is the null block, which no request gets.
+    verdicts = [
+        judge(one, needed + block, free_bytes=setup.free_bytes)
+        for one, needed, block in zip(
+            budgets, expected.request_bytes, layout.stage_block_bytes, strict=True
+        )
+    ]
+    verdict = worst(verdicts)
     return Estimate(
         budgets=budgets,
         layout=layout,
@@ -138,6 +150,8 @@ def estimate(
         lowest=capacity(one.kv.low for one in budgets),
         highest=capacity(one.kv.high for one in budgets),
         verdict=verdict,
+        decisive=verdicts.index(verdict),
+        stages=tuple(map(tuple, stages)),
     )
 
 
@@ -158,6 +172,8 @@ def cache_settings(architecture: Architecture, setup: Setup) -> CacheSettings:
         # Of recurrent models older versions could not keep prefixes.
         prefix_caching=setup.prefix_caching
         and not (recurrent and setup.facts.number < STATES_CACHED),
+        hybrid_manager=setup.hybrid_manager,
+        blocks_override=setup.blocks_override,
         speculative_tokens=setup.speculative_tokens,
         block_outermost=sparse,
         rules=cache_rules(setup.facts.number, v0=setup.facts.runner is Runner.V0),
@@ -171,6 +187,7 @@ def stage_bytes(architecture: Architecture, setup: Setup) -> tuple[int, ...]:
         pipeline=setup.pipeline,
         expert_ranks=setup.expert_ranks,
         draft=setup.draft,
+        vision=setup.images > 0,
         target=setup.target,
     )
     return stage_weights(architecture, place)
@@ -179,14 +196,16 @@ def stage_bytes(architecture: Architecture, setup: Setup) -> tuple[int, ...]:
 def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int) -> Budget:
     """The memory of one rank of a pipeline stage, whose weights take `size` bytes."""
     weights = Range.exact(size, "shapes through the allocator")
-    for more in setup.extra:
-        weights += more
+    weights = weights.scaled(WEIGHTS_LOW, WEIGHTS_HIGH) + setup.extra
+    if stage == setup.pipeline - 1:
+        weights += setup.draft_weights
     work = stage_work(architecture, setup, stage)
     sizes = (
         capture_sizes(
             setup.facts,
             setup.batch,
             capability=setup.capability,
+            query_tokens=1 + setup.speculative_tokens,
             interactivity=setup.interactivity,
         )
         if setup.graphs
@@ -194,7 +213,7 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
     )
     layers = len(stage_range(len(architecture.layers), setup.pipeline, stage))
     found = Terms(
-        weights=weights.scaled(WEIGHTS_LOW, WEIGHTS_HIGH),
+        weights=weights,
         activation=terms.activation(setup.facts, work, capability=setup.capability),
         non_torch=terms.non_torch(
             setup.facts,
@@ -213,6 +232,7 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
         total_bytes=setup.total_bytes,
         utilization=setup.utilization,
         pinned_kv_bytes=setup.pinned_kv_bytes,
+        ranks=setup.tensor * setup.pipeline,
     )
 
 
@@ -239,7 +259,7 @@ def stage_work(architecture: Architecture, setup: Setup, stage: int) -> terms.Wo
         else max((_mixer_bytes(layer, setup, element) for layer in layers), default=0),
         int8_inputs=_kind(architecture, layers) == INT8,
         experts=_experts(architecture, layers, setup),
-        vision=vision_work(architecture, setup.batch, tensor=tensor),
+        vision=vision_work(architecture, setup.batch, tensor=tensor, images=setup.images),
     )
 
 

@@ -179,7 +179,16 @@ def _check_format(scheme: Scheme, capability: int) -> list[Finding]:
     needed = f"{name} to be computed as such" + (
         f", from capability {_point(native)} on ({_chips(native)})" if native else ""
     )
-    return [Finding("note", _QUANT, needed, f"{_point(capability)}: {row['instead']}", "", source)]
+    return [
+        Finding(
+            "note",
+            _QUANT,
+            needed,
+            f"compute capability {_point(capability)}, with {row['instead']}",
+            "",
+            source,
+        )
+    ]
 
 
 def formats_that_run(capability: int) -> list[str]:

@@ -1,0 +1,79 @@
+"""What keeps this model from these GPUs, however much memory they have?
+
+The chip's number formats and attention kernels, and the numbers that a cut must divide
+(planner/support), asked with what the spec and config.json say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayserve.planner.catalogue import Gpu
+from rayserve.planner.memory.simple import Cut
+from rayserve.planner.support.divisibility import CutShape, check_cut, tensor_sizes
+from rayserve.planner.support.limits import attentions, cut_shapes
+from rayserve.planner.support.precision import Finding, check_precision
+from rayserve.planner.support.schemes import Scheme, schemes_of
+from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.weights.formats import FP8_COMPUTE
+from rayserve.spec import ClusterSpec, NodePool
+
+
+class Obstacles:
+    """What a chip and a cut refuse of one model."""
+
+    def __init__(
+        self, spec: ClusterSpec, architecture: Architecture, config: Mapping[str, Any], gpu: Gpu
+    ) -> None:
+        self.spec = spec
+        self._architecture = architecture
+        self._gpu = gpu
+        asked = spec.precision.quantization
+        inner = config.get("text_config")
+        text = {**config, **inner} if isinstance(inner, Mapping) else config
+        self._schemes: tuple[Scheme, ...] = schemes_of(text, "" if asked == "auto" else asked)
+        self._shapes: tuple[CutShape, ...] = cut_shapes(
+            architecture,
+            config,
+            self._schemes,
+            fp8_compute=gpu.compute_capability >= FP8_COMPUTE,
+        )
+        self._expert_parallel = bool(spec.engine_args.get("enable_expert_parallel"))
+
+    def tensor_sizes(self, pool: NodePool) -> tuple[int, ...]:
+        """Sizes of tensor parallelism on a host that the model can be cut into, ascending."""
+        return tensor_sizes(self._shapes, pool.gpus_per_host, expert_parallel=self._expert_parallel)
+
+    def check(self, pool: NodePool, cut: Cut) -> list[str]:
+        """What should be known of formats and cut, for the plan's notes.
+
+        Raises:
+            SpecError: the chip or the cut refuses.
+        """
+        precision = self.spec.precision
+        findings = [
+            *check_precision(
+                self._schemes,
+                dtype=self._architecture.dtype,
+                kv_cache_dtype=precision.kv_cache_dtype,
+                attention=attentions(self._architecture, images=self.spec.limits.max_images > 0),
+                compute_capability=self._gpu.compute_capability if self._gpu.nvidia else None,
+            ),
+            *check_cut(
+                self._shapes,
+                tensor=cut.tensor,
+                pipeline=cut.pipeline,
+                gpus_per_host=pool.gpus_per_host,
+                expert_parallel=self._expert_parallel,
+            ),
+        ]
+        for finding in findings:
+            if finding.level == "refuse":
+                raise finding.error(self.spec.where(*finding.key))
+        return [_sentence(finding) for finding in findings]
+
+
+def _sentence(finding: Finding) -> str:
+    text = f"Instead of {finding.needed}: {finding.found}"
+    return f"{text}. {finding.do[:1].upper()}{finding.do[1:]}." if finding.do else f"{text}."
