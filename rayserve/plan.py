@@ -38,11 +38,6 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
-"""The variable by which Serve finds its HAProxy. A plan holds a command's name; `rayserve env` prints
-the path that it has on the host."""
-
-
 class NamedValue(Record):
     """One entry of what would be a map: an engine argument or an environment variable."""
 

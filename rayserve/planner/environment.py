@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from rayserve.engine import validate_env
-from rayserve.plan import HAPROXY_BINARY, NamedValue
+from rayserve.haproxy import HAPROXY_BINARY
+from rayserve.plan import NamedValue
 from rayserve.planner.catalogue import Gpu
 from rayserve.spec import ClusterSpec
 

@@ -9,8 +9,8 @@ from subprocess import DEVNULL
 
 import pytest
 
+from rayserve.haproxy import HAPROXY_BINARY
 from rayserve.ingress import node_environment
-from rayserve.plan import HAPROXY_BINARY
 from tests.ray_cluster import free_port
 from tests.served import make_plan
 
