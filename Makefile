@@ -8,7 +8,7 @@ PYTHON := .venv/bin/python
 .PHONY: help setup demo check lint format unit contract engine test lock bench bench-planner soak badinput clean
 
 help: ## list these chores
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 setup: ## make .venv from the locks (a second time: nothing to do)
 	@scripts/setup
