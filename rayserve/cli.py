@@ -180,21 +180,51 @@ def check() -> None:
     """Is this machine ready? Exit code 4 when a check fails."""
 
 
-@check.command("install")
-@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
-def check_install_command(*, as_json: bool) -> None:
-    """Judge this Python environment: versions, builds, libraries, imports."""
-    from rayserve.errors import HostError
-    from rayserve.health.checks import check_install, failures, render
-    from rayserve.health.facts import read_install_facts
+def _room(name: str, does: str) -> None:
+    """Add `rayserve check NAME`."""
 
-    results = check_install(read_install_facts())
-    if as_json:
-        click.echo(json.dumps([result.as_dict() for result in results], ensure_ascii=False))
-    else:
-        click.echo(render(results))
-    if failures(results):
-        raise SystemExit(HostError.exit_code)
+    @check.command(name, help=does)
+    @click.option("--plan", "plan_file", metavar="PLAN", help="What the hosts must be: a plan.yml.")
+    @click.option("--before-start", is_flag=True, help="GPU memory must be free.")
+    @click.option("--measure", is_flag=True, help="Measure an all-reduce; the GPUs must be idle.")
+    @click.option("--textfile", metavar="FILE", help="Also write metrics for node_exporter.")
+    @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+    def command(
+        plan_file: str | None,
+        textfile: str | None,
+        *,
+        before_start: bool,
+        measure: bool,
+        as_json: bool,
+    ) -> None:
+        from pathlib import Path
+
+        from rayserve.errors import HostError
+        from rayserve.health.gate import Request, run_checks, write_textfile
+        from rayserve.health.results import failures, render
+        from rayserve.inventory import read_plan
+
+        wanted = read_plan(plan_file) if plan_file is not None else None
+        results = run_checks(name, Request(wanted, before_start, measure))
+        if textfile is not None:
+            write_textfile(Path(textfile), results)
+        if as_json:
+            click.echo(json.dumps([result.as_dict() for result in results], ensure_ascii=False))
+        else:
+            click.echo(render(results))
+        if failures(results):
+            raise SystemExit(HostError.exit_code)
+
+
+for _name, _does in (
+    ("install", "Judge this Python environment: versions, builds, libraries, imports."),
+    ("host", "Judge kernel, driver, holds, limits, clock and disks of this host."),
+    ("gpu", "Judge the GPUs: all there, whole, sound, free, and CUDA starts."),
+    ("fabric", "Judge the ways between the GPUs of this host."),
+    ("engine", "Ask whether the plan's engine answers on this host."),
+    ("all", "All of these, in under five seconds (without the imports and the measurement)."),
+):
+    _room(_name, _does)
 
 
 @check.command("args")

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from rayserve.engine import VLLM_VERSION
-from rayserve.health.checks import RAY_VERSION, TORCH_VERSION
-from rayserve.health.facts import read_distributions, read_imports
+from rayserve.health.checks.install import RAY_VERSION, TORCH_VERSION
+from rayserve.health.facts.install import read_distributions, read_imports
 from scripts.lock import ROOT, project_requirements, read_lock
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from rayserve import cli
 from rayserve.errors import DoesNotFitError, HostError, SpecError, StartError, Where
-from rayserve.health.checks import MIB, InstallFacts
+from rayserve.health.checks.install import MIB, InstallFacts
 from tests.golden_specs import GOLDEN
 
 HEAVY = ("ray", "vllm", "torch", "transformers", "fastapi", "pydantic", "numpy")
@@ -129,7 +129,7 @@ BROKEN = InstallFacts(
 @pytest.mark.parametrize("facts, code", [(SOUND, 0), (BROKEN, 4)])
 def test_check_install_ends_with_4_when_something_fails(monkeypatch, facts, code):
     """The exit code says whether the installation is usable; JSON holds every verdict."""
-    monkeypatch.setattr("rayserve.health.facts.read_install_facts", lambda: facts)
+    monkeypatch.setattr("rayserve.health.gate.read_install_facts", lambda **_: facts)
     result = CliRunner().invoke(cli.main, ["check", "install", "--json"])
     assert result.exit_code == code
     statuses = {row["name"]: row["status"] for row in json.loads(result.output)}

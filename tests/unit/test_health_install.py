@@ -6,17 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rayserve.health.checks import (
-    MIB,
-    CheckResult,
-    ImportFact,
-    InstallFacts,
-    Status,
-    check_install,
-    failures,
-    render,
-)
-from rayserve.health.facts import parse_imports
+from rayserve.health.checks.install import MIB, ImportFact, InstallFacts, check_install
+from rayserve.health.facts.install import parse_imports
+from rayserve.health.results import CheckResult, Status, failures, render
 
 IMPORTS = (
     ImportFact("torch", 2.0),

@@ -11,13 +11,13 @@ import importlib.metadata
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from rayserve.health.checks import ImportFact, InstallFacts
+from rayserve.health.checks.install import ImportFact, InstallFacts
+from rayserve.health.facts.run import ending_of
 
 IMPORT_BUDGET_S = 300.0
 """The imports take under 10 s on two cores; from a cold, busy disk, minutes."""
@@ -54,13 +54,13 @@ for module, step in (("torch", torch), ("transformers", transformers), ("vllm", 
 """
 
 
-def read_install_facts(*, budget_s: float = IMPORT_BUDGET_S) -> InstallFacts:
+def read_install_facts(*, imports: bool = True, budget_s: float = IMPORT_BUDGET_S) -> InstallFacts:
     """All facts of the environment that this process runs in. Takes as long as the imports."""
     return InstallFacts(
         python=(sys.version_info.major, sys.version_info.minor),
         executable=sys.executable,
         distributions=read_distributions(),
-        imports=read_imports(PROBE, budget_s=budget_s),
+        imports=read_imports(PROBE, budget_s=budget_s) if imports else (),
         libnuma=has_libnuma(),
         shm_bytes=read_shm_bytes(Path("/dev/shm")),
     )
@@ -112,22 +112,11 @@ def read_imports(probe: str, *, budget_s: float) -> tuple[ImportFact, ...]:
             env=environment,
             check=False,
         )
-        output, ending = done.stdout, _ending(done.returncode)
+        output, ending = done.stdout, ending_of(done.returncode)
     except subprocess.TimeoutExpired as expired:
         output = (expired.stdout or b"").decode(errors="replace")
         ending = f"no answer within {budget_s:.0f} s"
     return parse_imports(output, ending=ending, elapsed_s=time.monotonic() - started)
-
-
-def _ending(code: int) -> str:
-    """How a child process ended, empty when well."""
-    if code >= 0:
-        return "" if code == 0 else f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"killed by {name}"
 
 
 def parse_imports(output: str, *, ending: str, elapsed_s: float) -> tuple[ImportFact, ...]:

@@ -1,15 +1,12 @@
-"""What do the facts of an installation mean? Facts in, verdicts out; nothing is read here.
-
-Each check answers with pass, warn or fail, and always says what was observed and what was expected.
-"""
+"""Is the software of this host's Python environment whole, and of the pinned versions?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from rayserve.engine import VLLM_VERSION
+from rayserve.health.results import CheckResult, Status
 
 RAY_VERSION = "2.60.0"
 TORCH_VERSION = "2.13.0"
@@ -24,58 +21,6 @@ SHM_WANTED_BYTES = 2048 * MIB
 """Ray keeps its object store in /dev/shm; where it does not fit, Ray falls back to slow /tmp."""
 
 INSTALL_AGAIN = "make setup (it repairs .venv), or remove .venv first to start anew"
-
-
-class Status(StrEnum):
-    """A check's verdict."""
-
-    PASS = "pass"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One verdict. `why` and `do` are empty where nothing is wrong and nothing needs saying."""
-
-    name: str
-    status: Status
-    observed: str
-    expected: str
-    why: str = ""
-    do: str = ""
-
-    def as_dict(self) -> dict[str, str]:
-        """The same, for `--json`."""
-        out = {
-            "name": self.name,
-            "status": self.status.value,
-            "observed": self.observed,
-            "expected": self.expected,
-        }
-        return out | {key: text for key, text in (("why", self.why), ("do", self.do)) if text}
-
-
-def failures(results: Iterable[CheckResult]) -> list[CheckResult]:
-    """The results that forbid going on."""
-    return [result for result in results if result.status is Status.FAIL]
-
-
-def render(results: Sequence[CheckResult]) -> str:
-    """One line a check; what is wrong also says what was expected, why, and what to do."""
-    width = max((len(result.name) for result in results), default=0)
-    lines = []
-    for result in results:
-        lines.append(f"{result.status.value}  {result.name:{width}}  {result.observed}")
-        if result.status is not Status.PASS:
-            lines.append(f"      expected: {result.expected}")
-        if result.why:
-            lines.append(f"      why: {result.why}")
-        if result.do:
-            lines.append(f"      do:  {result.do}")
-    failed = len(failures(results))
-    warned = sum(result.status is Status.WARN for result in results)
-    return "\n".join([*lines, f"{len(results)} checks: {failed} failed, {warned} warned"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +184,7 @@ def check_shm(size_bytes: int | None) -> CheckResult:
         if too_small
         else "Ray's object store does not fit and falls back to /tmp",
         do="mount -o remount,size=2G /dev/shm, or start the container with --shm-size=2g",
+        runbook="host-limits",
     )
 
 

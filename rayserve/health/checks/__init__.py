@@ -1,0 +1,1 @@
+"""What do the facts of a host mean? Facts in, verdicts out; nothing is read here."""

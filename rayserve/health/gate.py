@@ -1,0 +1,152 @@
+"""May this host serve? Reads the facts that were asked for and judges them, one room after the other.
+
+What systemd runs before Ray starts, what a timer runs for the metrics, and what a person runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rayserve.errors import HostError
+from rayserve.health.checks.engine import check_engine
+from rayserve.health.checks.fabric import check_fabric
+from rayserve.health.checks.gpu import check_gpu
+from rayserve.health.checks.host import check_host
+from rayserve.health.checks.install import InstallFacts, check_install
+from rayserve.health.checks.wanted import Wanted
+from rayserve.health.facts.all_reduce import measure_all_reduce
+from rayserve.health.facts.engine import read_engine_facts
+from rayserve.health.facts.gpu import read_fabric_facts, read_gpu_facts
+from rayserve.health.facts.host import read_host_facts
+from rayserve.health.facts.install import read_install_facts
+from rayserve.health.results import Check, CheckResult, metrics
+from rayserve.plan import Plan
+from rayserve.planner.catalogue import gpus
+
+MIB = 2**20
+RAY_PORTS = (6379, 8265)
+"""Of Ray's GCS and dashboard, on the head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of this host."""
+
+    plan: Plan | None = None
+    before_start: bool = False
+    """Nothing may hold GPU memory yet."""
+    measure: bool = False
+    """Measure an all-reduce, which needs idle GPUs."""
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """What the plan asks of a host of its serving pool."""
+        return wanted_of(self.plan) if self.plan is not None else None
+
+
+def wanted_of(plan: Plan) -> Wanted:
+    """The plan's serving pool as a host must be; without GPUs for the CPU engine."""
+    pool = next((pool for pool in plan.node_pools if pool.gpu in gpus()), None)
+    gpu = gpus()[pool.gpu] if pool is not None else None
+    count = pool.gpus_per_host if pool is not None else 0
+    replica = plan.replica
+    return Wanted(
+        gpus=count,
+        model=gpu.name if gpu is not None else "",
+        label=gpu.label if gpu is not None else "",
+        memory_mib=gpu.memory_bytes // MIB if gpu is not None else 0,
+        link_gb_s=gpu.link_gb_s / 2 if gpu is not None and count > 1 and gpu.linked(count) else 0.0,
+        ports=(*RAY_PORTS, plan.endpoint.port),
+        model_path=replica.model if replica.model_source == "path" else "",
+        offload_dir=_offload_dir(replica.engine_arguments().get("kv_transfer_config")),
+    )
+
+
+def _offload_dir(transfer: object) -> str:
+    """Folder of the KV cache's disk tier in vLLM's `kv_transfer_config`; empty: none."""
+    extra = transfer.get("kv_connector_extra_config") if isinstance(transfer, dict) else None
+    tiers = extra.get("secondary_tiers") if isinstance(extra, dict) else None
+    folders = [str(tier.get("root_dir", "")) for tier in tiers or () if isinstance(tier, dict)]
+    return folders[0] if folders else ""
+
+
+def _install(_request: Request) -> list[CheckResult]:
+    return check_install(read_install_facts())
+
+
+def _installed(_request: Request) -> list[CheckResult]:
+    """Without the imports, which take ten seconds."""
+    facts: InstallFacts = read_install_facts(imports=False)
+    untried = Check("imports", "torch, transformers and vLLM import").skipped(
+        "they take ten seconds: rayserve check install"
+    )
+    return [*check_install(facts), untried]
+
+
+def _host(request: Request) -> list[CheckResult]:
+    wanted = request.wanted
+    return check_host(read_host_facts(wanted), wanted)
+
+
+def _gpu(request: Request) -> list[CheckResult]:
+    return check_gpu(read_gpu_facts(), request.wanted, before_start=request.before_start)
+
+
+def _fabric(request: Request) -> list[CheckResult]:
+    facts = read_fabric_facts()
+    if request.measure and facts.on_bus > 1:
+        facts = replace(facts, bandwidth=measure_all_reduce(facts.on_bus))
+    return check_fabric(facts, request.wanted)
+
+
+def _engine(request: Request) -> list[CheckResult]:
+    return check_engine(read_engine_facts(request.plan) if request.plan is not None else None)
+
+
+ROOMS: dict[str, tuple[Callable[[Request], list[CheckResult]], ...]] = {
+    "install": (_install,),
+    "host": (_host,),
+    "gpu": (_gpu,),
+    "fabric": (_fabric,),
+    "engine": (_engine,),
+    "all": (_installed, _host, _gpu, _fabric, _engine),
+}
+
+
+def run_checks(room: str, request: Request) -> list[CheckResult]:
+    """The verdicts of one room, or of all. What all of them repeat is said once."""
+    found: dict[str, CheckResult] = {}
+    for ask in ROOMS[room]:
+        for result in ask(request):
+            found.setdefault(result.name, result)
+    return list(found.values())
+
+
+def write_textfile(path: Path, results: Sequence[CheckResult]) -> None:
+    """The verdicts as metrics, for node_exporter's textfile collector: whole or not at all.
+
+    Raises:
+        HostError: the folder does not take it.
+    """
+    text = metrics(results, host=socket.gethostname(), now_s=time.time())
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)  # node_exporter is another user
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise HostError(
+            "a folder for the metrics that can be written",
+            found=f"{path}: {error.strerror}",
+            do="make it, and give it to the user of this command",
+        ) from None

@@ -1,0 +1,163 @@
+"""Reading a host: commands that hang, texts that are none, what the command line makes of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayserve.cli import main
+from rayserve.health import gate
+from rayserve.health.checks.fabric import BandwidthFact
+from rayserve.health.checks.gpu import SEVERITY, STATUS, STEPS, xids
+from rayserve.health.facts.gpu import parse_cuda
+from rayserve.health.facts.host import parse_mdstat
+from rayserve.health.facts.pci import parse_acs
+from rayserve.health.facts.run import Output, run
+from rayserve.health.readings.kernel_log import faults
+from rayserve.health.readings.nvidia_smi import UnreadableError, parse_matrix, parse_query
+from rayserve.health.results import Check, CheckResult, Status, metrics, render, worst
+
+CHECK = Check("example", "what is wanted", "driver")
+
+
+def test_a_command_that_hangs_is_killed_with_its_children() -> None:
+    """A command beyond its limit is over at once, and so is what it has started."""
+    script = "import subprocess, time; subprocess.run(['sleep', '60'])"
+    began = time.monotonic()
+    answer = run([sys.executable, "-c", script], 0.5)
+    assert answer.ending == "no answer within 0.5 s"
+    assert time.monotonic() - began < 5
+
+
+def test_a_command_that_is_missing_is_said_to_be() -> None:
+    """No such program is an ending, not an exception."""
+    assert run(["no-such-program-at-all"], 1).ending == "no-such-program-at-all is not installed"
+
+
+@pytest.mark.parametrize(
+    "script, ending",
+    [
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
+        ("print('fine')", ""),
+    ],
+)
+def test_how_a_command_ended_is_said(script: str, ending: str) -> None:
+    """Exit codes and signals are named."""
+    assert run([sys.executable, "-c", script], 20).ending == ending
+
+
+def test_a_command_speaks_english() -> None:
+    """The language of the host does not change what is parsed."""
+    answer = run([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"], 20)
+    assert answer.text.strip() == "C"
+
+
+@given(st.text(max_size=300))
+def test_no_text_breaks_a_reader(text: str) -> None:
+    """Whatever a tool prints, a reader gives facts or says that it cannot read it."""
+    list(faults(text.splitlines()))
+    parse_mdstat(text)
+    parse_acs(text)
+    parse_cuda(Output(text))
+    for read in (parse_query, parse_matrix):
+        try:
+            read(text)
+        except UnreadableError:
+            continue
+
+
+@given(st.from_regex(r"NVRM: Xid \(PCI:0000:[0-9a-f]{2}:00\): [0-9]{1,5}, .{0,40}", fullmatch=True))
+def test_every_xid_line_is_one_fault(line: str) -> None:
+    """A line of the driver's form gives one fault with its code, whatever follows it."""
+    found = list(faults([line]))
+    code = line.partition("): ")[2].partition(",")[0]
+    assert [fault.code for fault in found] == [int(code)]
+
+
+def test_the_table_of_codes_is_whole() -> None:
+    """Every code has an action with a step and a verdict; those that depend name on what."""
+    assert set(STEPS) == set(STATUS) == set(SEVERITY)
+    for code, meaning in xids().items():
+        assert meaning.action in STEPS, code
+        assert meaning.title
+        assert meaning.see or meaning.action != "look", code
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    """algbw x 2 (n - 1) / n: 4 GiB among 8 ranks in 32.32 ms are 232.5 GB/s (nccl-tests issue 175)."""
+    assert BandwidthFact(8, 4 * 2**30, 0.03232).bus_gb_s == pytest.approx(232.56, abs=0.05)
+
+
+def test_the_worst_verdict_counts() -> None:
+    """fail is worse than warn, warn than pass, pass than skip."""
+    results = [CHECK.skipped("no"), CHECK.passed("a"), CHECK.warned("b", why="w", do="d")]
+    assert worst([]) is Status.SKIP
+    assert worst(results) is Status.WARN
+    assert worst([*results, CHECK.failed("c", why="w", do="d")]) is Status.FAIL
+
+
+def test_metrics_are_in_prometheus_text_format() -> None:
+    """Each check is a sample with its verdict as a number, and quotes are escaped."""
+    text = metrics([CHECK.failed("x", why="w", do="d")], host='a"b', now_s=12.5)
+    assert 'rayserve_check_status{host="a\\"b",check="example"} 3\n' in text
+    assert 'rayserve_check_time_seconds{host="a\\"b"} 12.500\n' in text
+    assert text.endswith("\n")
+
+
+def test_a_fault_shows_its_page() -> None:
+    """What a person reads names what was expected, why, what to do, and where more stands."""
+    text = render([CHECK.failed("seen", why="because", do="this")])
+    for part in (
+        "seen",
+        "what is wanted",
+        "because",
+        "this",
+        "docs/runbooks/driver.md",
+        "1 failed",
+    ):
+        assert part in text
+
+
+@pytest.fixture
+def verdict(monkeypatch: pytest.MonkeyPatch) -> list[CheckResult]:
+    """What `rayserve check host` finds; a test changes it."""
+    found = [CHECK.passed("fine")]
+    monkeypatch.setitem(gate.ROOMS, "host", (lambda _: found,))
+    return found
+
+
+def test_the_exit_code_follows_the_worst_verdict(verdict: list[CheckResult]) -> None:
+    """0 while nothing fails, also with a warning; 4 when a check fails."""
+    runner = CliRunner()
+    assert runner.invoke(main, ["check", "host"]).exit_code == 0
+    verdict.append(CHECK.warned("w", why="w", do="d"))
+    assert runner.invoke(main, ["check", "host"]).exit_code == 0
+    verdict.append(Check("other", "x").failed("f", why="w", do="d"))
+    assert runner.invoke(main, ["check", "host"]).exit_code == 4
+
+
+def test_the_textfile_is_whole_and_readable(verdict: list[CheckResult], tmp_path: Path) -> None:
+    """--textfile writes the metrics for another user, and leaves nothing else in the folder."""
+    del verdict
+    path = tmp_path / "rayserve.prom"
+    done = CliRunner().invoke(main, ["check", "host", "--textfile", str(path), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)[0]["status"]) == (0, "pass")
+    assert 'check="example"} 0' in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_takes_no_textfile_is_a_clear_error(verdict: list[CheckResult]) -> None:
+    """Exit code 4, and the message names the path."""
+    del verdict
+    done = CliRunner().invoke(main, ["check", "host", "--textfile", "/no/such/folder/x.prom"])
+    assert done.exit_code == 4
+    assert "/no/such/folder/x.prom" in done.stderr

@@ -1,0 +1,56 @@
+"""The runbooks: one for each verdict that names one, with the same headings, and commands that parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from rayserve.cli import main
+from rayserve.health.results import RUNBOOKS
+
+PAGES = sorted(Path(RUNBOOKS).glob("*.md"))
+HEADINGS = ["Symptom", "Confirm", "Act", "Verify", "Undo"]
+
+
+def named_pages() -> set[str]:
+    """Pages that the checks name in their source."""
+    found = set()
+    for path in Path("rayserve/health/checks").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for match in re.finditer(r"Check\(\s*(?:[^()]|\([^()]*\))*?\)", text):
+            found |= set(re.findall(r'"([a-z-]+)"\s*,?\s*\)$', match[0]))
+        found |= set(re.findall(r'runbook="([a-z-]+)"', text))
+    return found
+
+
+def test_every_page_that_a_check_names_is_there() -> None:
+    """A verdict's runbook is a file, and no file is without a check that names it."""
+    assert named_pages() == {page.stem for page in PAGES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_has_the_five_headings(page: Path) -> None:
+    """Symptom, Confirm, Act, Verify and Undo, in this order and no others."""
+    found = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found == HEADINGS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_its_rayserve_commands_parse(page: Path) -> None:
+    """Each `rayserve …` line of a page is a command with options that exist."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines()
+             if line.startswith("rayserve ")]  # fmt: skip
+    assert lines
+    for line in lines:
+        words = shlex.split(line)[1:]
+        command: click.Command = main
+        context = click.Context(main, info_name="rayserve")
+        while isinstance(command, click.Group):
+            found = command.get_command(context, words.pop(0))
+            assert found is not None, line
+            command = found
+        command.make_context(command.name, words, resilient_parsing=False)
