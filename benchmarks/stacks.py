@@ -32,6 +32,7 @@ from tests.served import first_token, start_ray
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 40.0
+WAKE_LIMIT_S = 60.0
 DEPLOY_FAILED = b"failed with exception:"
 """What `serve run` says in its log before it goes on to wait."""
 PLAIN_SWITCHES = frozenset({"disable_log_stats"})
@@ -95,6 +96,20 @@ class Stack:
             time.sleep(PROBE_PERIOD_S)
         raise StackError(f"{self.name}: no token within {START_LIMIT_S:.0f} s\n{self._tail()}")
 
+    def wake(self) -> None:
+        """Wait until a server that was frozen streams a token again; Ray and Serve catch up first.
+
+        Raises:
+            StackError: no token within WAKE_LIMIT_S.
+        """
+        if self.process is None:
+            return
+        began = time.monotonic()
+        while not first_token(self.base_url, self.headers, self.plan.replica.served_model_name):
+            if time.monotonic() - began > WAKE_LIMIT_S:
+                raise StackError(f"{self.name}: frozen, and no token since\n{self._tail()}")
+            time.sleep(PROBE_PERIOD_S)
+
     def stop(self) -> None:
         """Stop the server and wait for its processes; a Ray cluster stays up for the next start."""
         if self.process is None or self.process.poll() is not None:
@@ -126,13 +141,18 @@ class Stack:
 
 @contextlib.contextmanager
 def only(awake: Stack, stacks: list[Stack]) -> Iterator[None]:
-    """Freeze every other stack, since an idle Ray takes about a fifth of a core."""
+    """Freeze every other stack, since an idle Ray takes about a fifth of a core.
+
+    Raises:
+        StackError: the one that is awake was frozen before, and does not come back.
+    """
     frozen: list[psutil.Process] = []
     # Twice: one of them may have started another one while the first look was taken.
     for _ in range(2):
         frozen = [process for stack in stacks if stack is not awake for process in stack.members()]
         _signal_all(frozen, signal.SIGSTOP)
     try:
+        awake.wake()
         yield
     finally:
         _signal_all(frozen, signal.SIGCONT)
@@ -156,6 +176,8 @@ def start_ray_for(stack: Stack, *, haproxy: bool) -> RayCluster:
         RAY_worker_niceness="0",
         RAY_health_check_failure_threshold="100",
         RAY_health_check_timeout_ms="60000",
+        # Serve would start a proxy anew that was frozen for longer, and for a while nobody listens.
+        RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S="600",
         **cache,
     )
 
