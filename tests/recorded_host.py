@@ -15,7 +15,8 @@ from typing import Any
 
 from rayserve.health.checks.fabric import BandwidthFact, check_fabric
 from rayserve.health.checks.gpu import check_gpu
-from rayserve.health.checks.host import Listener, check_host
+from rayserve.health.checks.host import check_host
+from rayserve.health.checks.host_facts import Listener
 from rayserve.health.checks.wanted import Wanted
 from rayserve.health.facts.gpu import read_fabric_facts, read_gpu_facts
 from rayserve.health.facts.host import read_host_facts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayserve.cli import main
 from rayserve.health import gate
 from rayserve.health.checks.fabric import BandwidthFact
-from rayserve.health.checks.gpu import SEVERITY, STATUS, STEPS, xids
+from rayserve.health.checks.kernel_log import SEVERITY, STATUS, STEPS, xids
 from rayserve.health.facts.gpu import parse_cuda
 from rayserve.health.facts.host import parse_mdstat
 from rayserve.health.facts.pci import parse_acs

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from rayserve.health.checks.host import Clock, HostFacts, InstalledKernel, Listener, Mount
+from rayserve.health.checks.host_facts import Clock, HostFacts, InstalledKernel, Listener, Mount
 from rayserve.health.checks.wanted import Wanted
 from rayserve.health.facts.install import read_shm_bytes
 from rayserve.health.facts.pci import nvidia_devices, redirecting_bridges
