@@ -12,6 +12,7 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import MemoryEstimate, MemoryTerm
 from rayserve.planner.catalogue import Gpu
+from rayserve.planner.kv.cache import max_concurrency
 from rayserve.planner.kv.layers import (
     CacheKind,
     LayerCache,
@@ -26,6 +27,7 @@ from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.wishes import expected, fine_graphs
 from rayserve.spec import ClusterSpec
 
 BLOCK_TOKENS = 16
@@ -70,14 +72,6 @@ def pinned_bytes(spec: ClusterSpec) -> int:
     return int(wanted * GIB) if wanted != "auto" else 0
 
 
-def chooses_graphs(spec: ClusterSpec) -> bool:
-    """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
-    compilation = spec.engine_args.get("compilation_config")
-    inner = compilation if isinstance(compilation, dict) else {}
-    names = {"performance_mode", "cudagraph_capture_sizes"}
-    return bool(names & {*spec.engine_args, *inner})
-
-
 class Fit:
     """Memory of one model on one kind of GPU, for any cut and limits."""
 
@@ -90,6 +84,7 @@ class Fit:
         self.gpu = gpu
         self.facts = version_facts(VLLM_VERSION)
         self._weights = functools.cache(self._stage_weights)
+        self._exact = functools.cache(self._solve)
 
     @property
     def requested_bytes(self) -> int:
@@ -147,8 +142,41 @@ class Fit:
             return (self.requested_bytes - self.weights(cut)) // self.token_bytes(cut)
         return self._exact(cut, limits).highest.estimated_max_model_len
 
+    def concurrency(
+        self, cut: Cut, limits: EngineLimits, tokens: int
+    ) -> tuple[float, float, float]:
+        """Sequences of so many tokens that the KV cache holds at once: low, expected, high."""
+        if self.architecture is None:
+            held = self._simple(cut, limits).kv_tokens / tokens
+            return held, held, held
+        found = self._exact(cut, limits)
+        low, middle, high = (
+            max_concurrency(found.layout, capacity.num_blocks, found.settings, tokens)
+            for capacity in (found.lowest, found.expected, found.highest)
+        )
+        return low, middle, high
+
+    def block_tokens(self, cut: Cut, limits: EngineLimits) -> int:
+        """Tokens of a block of an attention layer, which the prefix cache keeps as a whole."""
+        if self.architecture is None:
+            return BLOCK_TOKENS
+        return self._exact(cut, limits).layout.block_size
+
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
         """The plan's account of a GPU's memory."""
+        memory = self._account(cut, limits)
+        prompt, output = expected(self.spec, limits.length)
+        low, middle, high = self.concurrency(cut, limits, prompt + output)
+        return memory.model_copy(
+            update={
+                "request_tokens": prompt + output,
+                "expected_concurrency": round(middle, 2),
+                "expected_concurrency_low": round(low, 2),
+                "expected_concurrency_high": round(high, 2),
+            }
+        )
+
+    def _account(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
         if self.architecture is None:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
@@ -226,7 +254,7 @@ class Fit:
         }
         if spec.precision.quantization != "auto":
             arguments["quantization"] = spec.precision.quantization
-        if spec.scheduling.cuda_graphs is not False and not chooses_graphs(spec):
+        if fine_graphs(spec):
             arguments["performance_mode"] = "interactivity"
         return measure_command(
             spec.model.path or spec.model.hf_id,
@@ -236,7 +264,7 @@ class Fit:
             text_config=self.profile.multimodal,
         )
 
-    def _exact(self, cut: Cut, limits: EngineLimits) -> Estimate:
+    def _solve(self, cut: Cut, limits: EngineLimits) -> Estimate:
         assert self.architecture is not None  # the callers have looked
         try:
             return estimate(self.architecture, self._setup(cut, limits), self._weights(cut))
@@ -264,7 +292,7 @@ class Fit:
             expert_ranks=cut.tensor if experts else 1,
             kv_cache_dtype=spec.precision.kv_cache_dtype,
             graphs=spec.scheduling.cuda_graphs is not False,
-            interactivity=not chooses_graphs(spec),
+            interactivity=fine_graphs(spec),
             prefix_caching=spec.scheduling.prefix_caching,
             pinned_kv_bytes=self.pinned_bytes,
             extra=Range(lora // 2, lora, lora, LORA_BASIS if lora else ""),
