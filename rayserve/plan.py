@@ -7,7 +7,8 @@
                                       ├── timeouts     limits in seconds
                                       ├── endpoint     where Serve listens
                                       ├── environment  what every Ray node must have in its environment
-                                      └── memory       the estimate that the verdict rests on
+                                      ├── memory       the estimate that the verdict rests on
+                                      └── start        how long a start takes
 
 A plan has no nulls and no free-key maps, because it crosses to Ansible, whose argument specs know
 neither: what is absent is left out, and maps are lists of `{name, value}` records.
@@ -251,8 +252,25 @@ class MemoryEstimate(Record):
     """`fits`, `fits with margin …`, or `within the uncertainty: measure`; empty for `simple`."""
     because: str = ""
     terms: list[MemoryTerm] = []
+    calibrated: list[str] = []
+    """The terms that real starts measured; the others are derived."""
     uncounted: list[str] = []
     """What takes memory too but is in no term, so that the plan cannot say that it fits."""
+
+
+class StartEstimate(Record):
+    """How long a replica takes from its constructor to ready, in seconds."""
+
+    low_s: float
+    expected_s: float
+    """load_s + rest_s; at least that, where no start tells the rest."""
+    high_s: float
+    load_s: float
+    """Reading the checkpoint."""
+    rest_s: float = 0
+    starts: int = 0
+    """Real starts that it rests on."""
+    basis: str
 
 
 class NodePoolPlan(Record):
@@ -285,6 +303,8 @@ class Plan(Record):
     """What every Ray node needs in its environment before Ray starts (`rayserve env`)."""
     memory: MemoryEstimate | None = None
     """Absent for the CPU engine, which has no GPU memory to prove."""
+    start: StartEstimate | None = None
+    """Absent where neither the disk's bandwidth nor a real start is known."""
     notes: list[str] = []
     """What the planner wants a person to know."""
 

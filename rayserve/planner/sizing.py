@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
@@ -115,6 +115,24 @@ def size(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) ->
     kv = Chosen(fit.pinned_bytes)
     notes = _notes(profile, estimate, length.value, fit.measure(cut, chosen))
     return Sizing(length, seqs, step, kv, uses_graphs(spec, fit.gpu), estimate, notes)
+
+
+def judged(
+    spec: ClusterSpec, profile: ModelProfile, sizing: Sizing, measured: Fit, cut: Cut
+) -> Sizing:
+    """The same limits, with the estimate that real starts narrowed; they choose nothing anew.
+
+    Raises:
+        DoesNotFitError: the starts show that the limits do not fit.
+    """
+    limits = EngineLimits(
+        sizing.max_num_batched_tokens.value, sizing.max_num_seqs.value, sizing.max_model_len.value
+    )
+    if not measured.holds(cut, limits):
+        raise _does_not_fit(spec, measured, cut, limits)
+    memory = measured.estimate(cut, limits)
+    notes = _notes(profile, memory, limits.length, measured.measure(cut, limits))
+    return replace(sizing, memory=memory, notes=notes)
 
 
 def _notes(
