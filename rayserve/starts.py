@@ -64,14 +64,17 @@ def settings_sha256(replica: ReplicaPlan) -> str:
     What is not known to do nothing counts. The cut over ranks and the limits of a step are left out:
     they stand in the line.
     """
+    definition = replica.definition()
     settings = {
         "engine_args": {
-            item.name: item.value
-            for item in replica.engine_args
-            if item.name not in CHANGES_NO_MEMORY
+            item["name"]: item["value"]
+            for item in definition["engine_args"]
+            if item["name"] not in CHANGES_NO_MEMORY
         },
         "env": {
-            item.name: item.value for item in replica.env if item.name not in CHANGES_NOTHING_ENV
+            item["name"]: item["value"]
+            for item in definition["env"]
+            if item["name"] not in CHANGES_NOTHING_ENV
         },
         "adapters": len(replica.lora_adapters),
         "executor": replica.placement.executor,
@@ -173,7 +176,7 @@ class Start(_Part):
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
     started_at: Annotated[float, Field(gt=0, lt=1e11, allow_inf_nan=False)]
     """Unix time."""
-    total_s: Seconds
+    total_s: Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
     """From the replica's constructor to ready."""
     phases_s: Annotated[dict[PhaseName, Seconds], Field(max_length=32)]
     device: Literal["cuda", "cpu"]

@@ -14,6 +14,7 @@ from rayserve.plan import (
     Endpoint,
     LoraAdapter,
     NodePoolPlan,
+    Placement,
     Plan,
     ReplicaPlan,
     ScalingPlan,
@@ -51,10 +52,8 @@ LONG_STREAMS = (
     "longer than timeouts.drain_s ({drain_s:g}), so a drain may cut it. Raise drain_s, or lower "
     "door.max_tokens."
 )
-OTHER_SHAPE = (
-    "The comparable starts had another cut, step or length: they narrow no term of the memory."
-)
-SIMPLE_TAKES_NONE = "The simple estimate takes nothing from real starts."
+OTHER_CUT = "The comparable starts had another cut: they narrow no term of the memory."
+SIMPLE_TAKES_NONE = "The simple estimate takes from real starts no more than the GPU's total."
 NO_STARTS = Ledger()
 OPEN_INGRESS = (
     "Serve listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
@@ -104,26 +103,11 @@ def build_plan(
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
     told = obstacles.check(pool, cut) if obstacles is not None else []
     sizing = size(spec, profile, fit, cut)
-    placement = place(spec, pool, cut, label)
-    replica = ReplicaPlan(
-        device="cpu" if gpu is None else "cuda",
-        model=spec.model.path or spec.model.hf_id,
-        model_source="path" if spec.model.path else "hub",
-        served_model_name=spec.model.served_name,
-        vllm_version=VLLM_VERSION,
-        engine_args=engine_args(spec, profile, gpu, sizing),
-        frontend_args=frontend_args(spec),
-        lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
-        env=replica_environment(spec, gpu),
-        placement=placement,
-        start_method=spec.scheduling.start_method,
-        start_timeout_s=spec.timeouts.start_s,
-        warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
-        state_dir=spec.state_dir,
-        content=content(spec, digests),
-    )
+    replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
     found = evidence(ledger, replica, gpu)
     if fit is not None:
+        if architecture is not None:
+            found = found.believed(cut, fit.weights(cut))
         sizing = _narrowed(spec, profile, fit, sizing, cut, found)
     start = start_estimate(
         replica,
@@ -171,18 +155,46 @@ def build_plan(
     )
 
 
+def _replica(
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    gpu: Gpu | None,
+    sizing: Sizing,
+    placement: Placement,
+    digests: Mapping[str, str],
+) -> ReplicaPlan:
+    return ReplicaPlan(
+        device="cpu" if gpu is None else "cuda",
+        model=spec.model.path or spec.model.hf_id,
+        model_source="path" if spec.model.path else "hub",
+        served_model_name=spec.model.served_name,
+        vllm_version=VLLM_VERSION,
+        engine_args=engine_args(spec, profile, gpu, sizing),
+        frontend_args=frontend_args(spec),
+        lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
+        env=replica_environment(spec, gpu),
+        placement=placement,
+        start_method=spec.scheduling.start_method,
+        start_timeout_s=spec.timeouts.start_s,
+        warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
+        state_dir=spec.state_dir,
+        content=content(spec, digests),
+    )
+
+
 def _narrowed(
     spec: ClusterSpec, profile: ModelProfile, fit: Fit, sizing: Sizing, cut: Cut, found: Evidence
 ) -> Sizing:
     """The sizing with the estimate that the starts narrowed, and a note where they narrowed none."""
-    measured = found.measured(fit.facts)
-    if not measured:
+    if not found.starts:
         return sizing
-    proven = Fit(spec, profile, fit.architecture, fit.gpu, measured)
-    sizing = judged(spec, profile, sizing, proven, cut)
+    measured = found.measured(fit.facts, cut)
+    if measured:
+        proven = Fit(spec, profile, fit.architecture, fit.gpu, measured)
+        sizing = judged(spec, profile, sizing, proven, cut)
     if sizing.memory is not None and sizing.memory.calibrated:
         return sizing
-    why = OTHER_SHAPE if fit.architecture is not None else SIMPLE_TAKES_NONE
+    why = OTHER_CUT if fit.architecture is not None else SIMPLE_TAKES_NONE
     return replace(sizing, notes=(*sizing.notes, why))
 
 

@@ -12,15 +12,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rayserve.plan import ReplicaPlan, StartEstimate
-from rayserve.planner.catalogue import Gpu
+from rayserve.plan import Plan, ReplicaPlan, StartEstimate
+from rayserve.planner.catalogue import GIB, Gpu
 from rayserve.planner.memory.calibration import Measured, measured_start
+from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import VersionFacts
-from rayserve.starts import LEDGER, Ledger, Start, config_sha256, settings_sha256
+from rayserve.starts import LEDGER, LONGEST_S, Ledger, Start, config_sha256, settings_sha256
 
 SAME_TOTAL = 0.01
 """How far the totals that drivers report for one model of GPU lie apart: 79.15 and 79.25 GiB of an A100
 are 0.13 %, the widest in data/gpus.yml (A10, 22.06 and 22.18) 0.5 %."""
+SAME_WEIGHTS = 0.05
+"""How far measured weights may lie from the derived ones, which err by less than 1 % on logs; slots of
+adapters and draft models by more."""
 FORM_FACTORS = ("PCIE", "NVL")
 BOARD = re.compile(r"\d+GB|SXM\d?|PCIE|NVL|OAM|HBM\w*")
 """What drivers add to the name of a chip; any other word makes it another one (RTX 4090 D, MIG)."""
@@ -43,10 +47,32 @@ class Evidence:
     starts: tuple[Start, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def measured(self, facts: VersionFacts) -> tuple[Measured, ...]:
-        """What they measured on GPUs."""
-        found = (measured_start(facts, start) for start in self.starts)
+    def measured(self, facts: VersionFacts, cut: Cut) -> tuple[Measured, ...]:
+        """What those of the same cut measured on GPUs."""
+        same = [start for start in self.starts if start.cut == (cut.tensor, cut.pipeline)]
+        found = (measured_start(facts, start) for start in same)
         return tuple(one for one in found if one is not None)
+
+    def believed(self, cut: Cut, weights_bytes: int) -> Evidence:
+        """Without starts of this cut whose fullest rank has other weights than this model."""
+        strange = [
+            start
+            for start in self.starts
+            if start.cut == (cut.tensor, cut.pipeline) and not _same_weights(start, weights_bytes)
+        ]
+        if not strange:
+            return self
+        note = (
+            f"{LEDGER}: {len(strange)} of them are not used: their weights are not the "
+            f"{weights_bytes / GIB:.2f} GiB that follow from the model's shapes."
+        )
+        kept = tuple(start for start in self.starts if start not in strange)
+        return Evidence(kept, (*self.notes, note))
+
+
+def _same_weights(start: Start, weights_bytes: int) -> bool:
+    most = max((rank.weights_bytes or 0 for rank in start.memory), default=0)
+    return not most or abs(most - weights_bytes) <= SAME_WEIGHTS * weights_bytes
 
 
 def evidence(ledger: Ledger, replica: ReplicaPlan, gpu: Gpu | None) -> Evidence:
@@ -141,6 +167,7 @@ def start_estimate(
     """
     loader = replica.engine_arguments().get("load_format", "auto")
     disk_s = read_bytes / (disk_gb_s * 1e9) if disk_gb_s and loader in DEFAULT_READERS else 0.0
+    disk_s = min(disk_s, LONGEST_S)
     size = f"{read_bytes / 1e9:.1f} GB at {disk_gb_s:g} GB/s"
     alike = _alike(replica, starts)
     if not alike:
@@ -174,15 +201,26 @@ def budget_notes(start: StartEstimate | None, budget_s: float) -> list[str]:
     """What to say of a predicted start and `timeouts.start_s`."""
     if start is None or max(start.high_s, start.expected_s / CLOSE) <= budget_s:
         return []
-    takes = f"A start is predicted to take {start_words(start)}"
+    takes = f"A start is predicted to take {_words(start)}"
     limit = f"timeouts.start_s ({budget_s:g})"
     if start.expected_s > budget_s:
         return [f"{takes}: longer than {limit}, which would end it. Raise start_s."]
     return [f"{takes}: close to {limit}."]
 
 
-def start_words(start: StartEstimate) -> str:
-    """The prediction in a phrase."""
+def evidence_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What starts measured, and how long the next takes, as rows of a table."""
+    memory, start = plan.memory, plan.start
+    rows: list[tuple[str, str]] = []
+    if memory is not None and memory.calibrated:
+        rows.append(("measured", f"{', '.join(memory.calibrated)}: by real starts"))
+    if start is not None:
+        budget = f"of {plan.replica.start_timeout_s:g} s"
+        rows.append(("start", f"{_words(start)} {budget}: {start.basis}"))
+    return rows
+
+
+def _words(start: StartEstimate) -> str:
     if not start.starts:
         return f"at least {start.expected_s:.0f} s"
     return f"{start.expected_s:.0f} s ({start.low_s:.0f} to {start.high_s:.0f})"

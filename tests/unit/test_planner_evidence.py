@@ -177,6 +177,15 @@ def test_a_start_of_another_cut_is_said_to_narrow_nothing():
     assert plan.start is None
 
 
+@pytest.mark.parametrize("weights", [GIB, 26 * GIB + GIB // 2])
+def test_a_start_with_other_weights_is_of_another_model(weights):
+    """Weights follow from the shapes: a line that contradicts them is no evidence, not even of time."""
+    plan = plan_of(SPEC, ledger_of(start_line(PLAN, terms={"weights_bytes": weights})))
+    assert plan.memory == PLAN.memory
+    assert plan.start is None
+    assert any("their weights are not the 25." in note for note in plan.notes)
+
+
 def test_starts_that_show_that_it_does_not_fit_refuse():
     """What stays beside the weights leaves nothing: the refusal names the measurement."""
     terms = {"consumed_bytes": 77 * GIB, "activation_bytes": GIB, "requested_bytes": 78 * GIB}
@@ -203,7 +212,9 @@ def test_a_model_that_is_not_known_says_that_starts_do_not_narrow_it(tmp_path):
     (tmp_path / "starts.jsonl").write_bytes(lines(start_line(plan, terms=terms)))
     again = inventory.make_plan(files).plan
     assert again.memory == plan.memory
-    assert any("simple estimate takes nothing" in note for note in again.notes)
+    assert any(
+        "takes from real starts no more than the GPU's total" in note for note in again.notes
+    )
     assert again.start is not None
 
 
@@ -256,6 +267,13 @@ def test_a_fast_disk_promises_no_faster_load():
     )
     assert found is not None
     assert (found.load_s, found.expected_s) == (100, 200)
+
+
+def test_a_disk_that_hardly_reads_is_a_finite_figure():
+    """The least positive number is no division into infinity."""
+    found = start_estimate(PLAN.replica, [], read_bytes=10**12, disk_gb_s=5e-324)
+    assert found is not None
+    assert found.expected_s == 7 * 86400
 
 
 def test_starts_alone_predict_too():
