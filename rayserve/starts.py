@@ -110,6 +110,7 @@ Size = Annotated[int, Field(ge=0, lt=2**50)]
 Count = Annotated[int, Field(ge=1, lt=2**40)]
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._/()+-]{0,79}$")]
 PhaseName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,30}$")]
 
 
@@ -125,7 +126,7 @@ class RankMemory(_Part):
     """What the worker of one rank measured, in bytes; None: its platform does not measure it."""
 
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)]
-    device_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._/()+-]{0,79}$")] = "cpu"
+    device_name: DeviceName | None = None
     """The platform's own name of the GPU."""
     total_bytes: Count | None = None
     """Of the GPU, as its driver reports it."""

@@ -112,7 +112,7 @@ def build_plan(
     start = start_estimate(
         replica,
         found.starts,
-        read_bytes=_checkpoint_bytes(spec, profile, architecture),
+        read_bytes=_checkpoint_bytes(spec, profile, architecture) if pool.disk_gb_s else 0,
         disk_gb_s=pool.disk_gb_s,
     )
     door = _door(spec, sizing)

@@ -120,9 +120,10 @@ def difference(start: Start, replica: ReplicaPlan, gpu: Gpu | None) -> str:
     if version != replica.vllm_version:
         return f"with vLLM {version}"
     if gpu is not None:
-        strange = next((rank for rank in start.memory if not same_gpu(rank.device_name, gpu)), None)
-        if strange is not None:
-            return f"on another GPU ({strange.device_name})"
+        names = [rank.device_name or "not named" for rank in start.memory]
+        strange = next((name for name in names if not same_gpu(name, gpu)), "")
+        if strange:
+            return f"on another GPU ({strange})"
         totals = [rank.total_bytes or 0 for rank in start.memory]
         if any(abs(one - gpu.memory_bytes) > SAME_TOTAL * gpu.memory_bytes for one in totals):
             return f"on a GPU with other memory than {gpu.memory_gib:g} GiB"

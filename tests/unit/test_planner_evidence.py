@@ -104,6 +104,16 @@ def test_one_strange_gpu_of_eight_is_enough():
     assert "another GPU" in difference(start, PLAN.replica, GPU)
 
 
+def test_a_gpu_without_a_name_is_not_comparable():
+    """A worker that could not name its GPU leaves the rest of its line, which then counts nowhere."""
+    line = start_line(PLAN)
+    for rank in line["memory"]:
+        del rank["device_name"]
+    (start,) = ledger_of(line).starts
+    assert difference(start, PLAN.replica, GPU) == "on another GPU (not named)"
+    assert ledger_of(json.loads(start.text())).starts == (start,)
+
+
 def test_a_start_on_cpus_says_nothing_of_gpus():
     """The CPU engine serves the same model in another way."""
     cpu = plan_of(CPU_SPEC)
