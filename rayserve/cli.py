@@ -89,8 +89,17 @@ def main() -> None:
 @click.option("--out", metavar="DIR", help="Write plan.yml and serve.yml into this folder.")
 @click.option("--check", "only_check", is_flag=True, help="Exit 2 with a diff if they are stale.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would change; write nothing.")
+@click.option(
+    "--starts",
+    metavar="FILE",
+    multiple=True,
+    help="A host's starts.jsonl: keep its comparable starts beside SPEC and calibrate by them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json: bool) -> None:
+def plan(
+    spec: str, out: str | None, *, only_check: bool, dry_run: bool, starts: tuple[str, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
     """Prove that SPEC fits, and write plan.yml and serve.yml, also with --json.
 
     SPEC is a cluster.yml or the folder of an inventory, such as inventories/demo.
@@ -100,17 +109,21 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
     from rayserve.planner.render import changes, table
 
     files = inventory.locate(spec, out)
-    planned = inventory.make_plan(files)
+    planned = inventory.make_plan(files, starts)
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
     ]
     stale = [str(path) for path, diff in zip(planned.texts, diffs, strict=True) if diff]
-    known = [diff for path, diff in zip(planned.texts, diffs, strict=True) if path.is_file()]
+    known = [
+        diff
+        for path, diff in zip(planned.texts, diffs, strict=True)
+        if path.is_file() and path != files.starts  # lines for programs: `told` says it
+    ]
     # Written first, printed after: a reader that goes away does not cost the files.
     if stale and not dry_run and not only_check:
         inventory.write_all(planned.texts)
     if not as_json:
-        click.echo("\n".join([table(planned.plan), *filter(None, known)]))
+        click.echo("\n".join([table(planned.plan), *planned.told, *filter(None, known)]))
     if only_check and stale:
         raise PlanError(
             "plan and Serve config as the spec gives them",
@@ -118,7 +131,7 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
     if as_json:
-        report = {"plan": planned.plan.as_dict(), "changed": stale}
+        report = {"plan": planned.plan.as_dict(), "changed": stale, "starts": planned.told}
         click.echo(json.dumps(report, ensure_ascii=False))
     elif not only_check:
         verb = "would write" if dry_run else "wrote"

@@ -3,17 +3,20 @@
 inventories/<env>/hosts.yml                     Ansible's inventory: pass this file, not the folder
 inventories/<env>/group_vars/all/cluster.yml    the spec
 inventories/<env>/group_vars/all/plan.yml       the plan, beside it
+inventories/<env>/group_vars/all/starts.jsonl   real starts, collected from the hosts
 inventories/<env>/serve.yml                     the Serve config, where Ansible reads no variables
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,15 @@ from typing import Any
 import yaml
 
 from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
-from rayserve.plan import Plan, parse_plan
+from rayserve.plan import Plan, ReplicaPlan, parse_plan
 from rayserve.planner import build_plan
+from rayserve.planner.catalogue import Gpu, find_gpu
 from rayserve.planner.content import host_files, model_config_path
+from rayserve.planner.evidence import sift, unused
 from rayserve.planner.render import plan_text, serve_text
 from rayserve.serve_config import serve_config
-from rayserve.spec import ClusterSpec, absolute_paths, parse_spec
+from rayserve.spec import ClusterSpec, absolute_paths, parse_spec, serving_pool
+from rayserve.starts import LEDGER, MOST_STARTS, Ledger, newest, read_starts, starts_text
 
 GROUP_VARS = Path("group_vars", "all")
 # A plan has some tens of KiB, a config.json less.
@@ -44,13 +50,20 @@ class Files:
     plan: Path
     serve: Path
 
+    @property
+    def starts(self) -> Path:
+        """Real starts, beside the spec."""
+        return self.spec.with_name(LEDGER)
+
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and the texts of its two files."""
+    """A plan and the texts of its files."""
 
     plan: Plan
     texts: dict[Path, str]
+    told: tuple[str, ...] = ()
+    """What became of the starts in files that were named."""
 
 
 def locate(spec: str, out: str | None) -> Files:
@@ -86,8 +99,11 @@ def locate(spec: str, out: str | None) -> Files:
     )
 
 
-def make_plan(files: Files) -> Planned:
-    """Read the spec and what it names, and plan.
+def make_plan(files: Files, ledgers: Sequence[str] = ()) -> Planned:
+    """Read the spec, what it names and what lies beside it, and plan.
+
+    `ledgers`: files of starts from the hosts, whose comparable starts are added to those beside the
+    spec. The plan is made from the latter, so that it is the same wherever it is made again.
 
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
@@ -97,21 +113,58 @@ def make_plan(files: Files) -> Planned:
     folder = files.spec.resolve().parent
     spec = absolute_paths(spec, str(folder))
     draft = spec.speculative.config if spec.speculative is not None else ""
-    plan = build_plan(
+    build = functools.partial(
+        build_plan,
         spec,
         _config(folder / spec.model.config),
         hashlib.sha256(raw).hexdigest(),
         draft_config=_config(folder / draft) if draft else None,
         digests=_digests(spec, folder, files.plan),
     )
+    kept = _kept(files)
+    told: tuple[str, ...] = ()
+    if ledgers:
+        # What is comparable depends on the replica, and no start changes that.
+        kept, told = _collected(kept, ledgers, build().replica, find_gpu(spec, serving_pool(spec)))
+    plan = build(ledger=kept)
     source = files.spec.name
-    return Planned(
-        plan,
-        {
-            files.plan: plan_text(plan, source),
-            files.serve: serve_text(serve_config(plan), source),
-        },
-    )
+    texts = {
+        files.plan: plan_text(plan, source),
+        files.serve: serve_text(serve_config(plan), source),
+    }
+    if ledgers:
+        texts[files.starts] = starts_text(kept.starts)
+    return Planned(plan, texts, told)
+
+
+def _kept(files: Files) -> Ledger:
+    """The starts beside the spec."""
+    there = files.starts.is_symlink() or files.starts.exists()
+    return _starts(files.starts) if there else Ledger()
+
+
+def _collected(
+    kept: Ledger, ledgers: Sequence[str], replica: ReplicaPlan, gpu: Gpu | None
+) -> tuple[Ledger, tuple[str, ...]]:
+    """The kept starts and the comparable ones of further files, and what became of the others."""
+    told = [f"{LEDGER}: {fault}: dropped" for fault in kept.faults]
+    starts = kept.starts
+    for name in ledgers:
+        found = _starts(Path(name))
+        same, others = sift(found.starts, replica, gpu)
+        known = {start.text() for start in starts}
+        fresh = [start for start in same if start.text() not in known]
+        left = unused(others, found.faults)
+        told.append(
+            f"{name}: {len(same)} comparable starts, {len(fresh)} of them new"
+            + (f"; not used: {left}" if left else "")
+        )
+        starts = newest([*starts, *fresh])
+    return Ledger(starts), tuple(told)
+
+
+def _starts(path: Path) -> Ledger:
+    return read_starts(_read(path, large=f"keep its end: tail -n {MOST_STARTS}"))
 
 
 def read_plan(path: str) -> Plan:
@@ -217,8 +270,8 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> bytes:
-    """The bytes of a regular file of at most MAX_BYTES."""
+def _read(path: Path, large: str = "name the right file") -> bytes:
+    """The bytes of a regular file of at most MAX_BYTES; `large`: what to do about a larger one."""
     do = "check its owner and mode"
     try:
         # Without waiting: a pipe that nobody writes to would hold us up.
@@ -230,7 +283,7 @@ def _read(path: Path) -> bytes:
         problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
     else:
         if len(data) > MAX_BYTES:
-            problem, do = f"more than {MAX_BYTES // 2**20} MiB", "name the right file"
+            problem, do = f"more than {MAX_BYTES // 2**20} MiB", large
     if problem:
         where = Where(str(path)[:200])
         raise SpecError("a file that can be read", found=problem, do=do, where=where)

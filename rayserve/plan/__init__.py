@@ -12,6 +12,7 @@ from rayserve.plan.estimates import (
     MemoryEstimate,
     MemoryTerm,
     NextTokenTime,
+    StartEstimate,
 )
 from rayserve.plan.model import (
     PLAN_KEY,
@@ -50,6 +51,7 @@ __all__ = [
     "Record",
     "ReplicaPlan",
     "ScalingPlan",
+    "StartEstimate",
     "Timeouts",
     "parse_plan",
 ]

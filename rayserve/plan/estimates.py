@@ -60,6 +60,8 @@ class MemoryEstimate(Record):
     """`fits`, `fits with margin …`, or `within the uncertainty: measure`; empty for `simple`."""
     because: str = ""
     terms: list[MemoryTerm] = []
+    calibrated: list[str] = []
+    """The terms that real starts measured; the others are derived."""
     uncounted: list[str] = []
     """What takes memory too but is in no term, so that the plan cannot say that it fits."""
 
@@ -109,3 +111,18 @@ class LatencyEstimate(Record):
     tpot: list[NextTokenTime]
     notes: list[str] = []
     """What makes the figures less certain than their ranges say."""
+
+
+class StartEstimate(Record):
+    """How long a replica takes from its constructor to ready, in seconds."""
+
+    low_s: float
+    expected_s: float
+    """load_s + rest_s; at least that, where no start tells the rest."""
+    high_s: float
+    load_s: float
+    """Reading the checkpoint."""
+    rest_s: float = 0
+    starts: int = 0
+    """Real starts that it rests on."""
+    basis: str

@@ -9,7 +9,8 @@
                                       ├── environment  what every Ray node must have in its environment
                                       ├── memory       the estimate that the verdict rests on
                                       ├── latency      how soon tokens come, as ranges
-                                      └── choices      what was chosen beyond engine arguments, and why
+                                      ├── choices      what was chosen beyond engine arguments, and why
+                                      └── start        how long a start takes
 
 A plan has no nulls and no free-key maps, because it crosses to Ansible, whose argument specs know
 neither: what is absent is left out, and maps are lists of `{name, value}` records.
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rayserve.plan.estimates import LatencyEstimate, MemoryEstimate
+from rayserve.plan.estimates import LatencyEstimate, MemoryEstimate, StartEstimate
 from rayserve.plan.record import NamedValue, Record
 
 PLAN_KEY = "rayserve_plan"
@@ -223,6 +224,8 @@ class Plan(Record):
     """Absent where the architecture or the GPU is not known."""
     choices: list[NamedValue] = []
     """What the planner chose beyond engine arguments, each with its reason."""
+    start: StartEstimate | None = None
+    """Absent where neither the disk's bandwidth nor a real start is known."""
     notes: list[str] = []
     """What the planner wants a person to know."""
 

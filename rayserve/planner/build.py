@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
@@ -24,15 +25,20 @@ from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
 from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
+from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
 from rayserve.planner.fit import Fit
+from rayserve.planner.memory import simple as memory
+from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
-from rayserve.planner.sizing import Sizing, holds, size
+from rayserve.planner.sizing import Sizing, holds, judged, size
 from rayserve.planner.timing import read_timing
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.facts import UnknownModelError
+from rayserve.planner.weights.tensors import Place, weights_bytes
 from rayserve.spec import ClusterSpec, serving_pool
+from rayserve.starts import Ledger
 
 MIB = 2**20
 LOAD_SHARE = 0.75
@@ -48,6 +54,9 @@ LONG_STREAMS = (
     "longer than timeouts.drain_s ({drain_s:g}), so a drain may cut it. Raise drain_s, or lower "
     "door.max_tokens."
 )
+OTHER_CUT = "The comparable starts had another cut: they narrow no term of the memory."
+SIMPLE_TAKES_NONE = "The simple estimate takes from real starts no more than the GPU's total."
+NO_STARTS = Ledger()
 OPEN_INGRESS = (
     "Serve listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
 )
@@ -64,6 +73,7 @@ def build_plan(
     *,
     draft_config: Mapping[str, Any] | None = None,
     digests: Mapping[str, str] | None = None,
+    ledger: Ledger = NO_STARTS,
 ) -> Plan:
     """The plan of a spec whose paths are absolute.
 
@@ -73,6 +83,7 @@ def build_plan(
         sha256: of the spec file.
         draft_config: content of the draft model's config.json; None: there is none.
         digests: SHA-256 of the small files of `planner.content`, as far as they can be read here.
+        ledger: real starts that were collected beside the spec.
 
     Raises:
         SpecError: a value that this hardware or model does not take.
@@ -97,6 +108,17 @@ def build_plan(
     sizing = size(spec, profile, fit, cut, timing)
     told += unused(spec, pool, cut, sizing, lambda cut: size(spec, profile, fit, cut, timing))
     replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
+    found = evidence(ledger, replica, gpu)
+    if fit is not None:
+        if architecture is not None:
+            found = found.believed(cut, fit.weights(cut))
+        sizing = _narrowed(spec, profile, fit, sizing, cut, found)
+    start = start_estimate(
+        replica,
+        found.starts,
+        read_bytes=_checkpoint_bytes(spec, profile, architecture) if pool.disk_gb_s else 0,
+        disk_gb_s=pool.disk_gb_s,
+    )
     door = _door(spec, sizing)
     return Plan(
         plan_version=1,
@@ -127,10 +149,13 @@ def build_plan(
         memory=sizing.memory,
         latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
         choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes) if gpu else [],
+        start=start,
         notes=[
             *_unused(spec, architecture),
             *told,
             *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
+            *found.notes,
+            *budget_notes(start, spec.timeouts.start_s),
             *_notes(spec, gpu, sizing),
             *unread(spec, digests),
         ],
@@ -162,6 +187,33 @@ def _replica(
         state_dir=spec.state_dir,
         content=content(spec, digests),
     )
+
+
+def _narrowed(
+    spec: ClusterSpec, profile: ModelProfile, fit: Fit, sizing: Sizing, cut: Cut, found: Evidence
+) -> Sizing:
+    """The sizing with the estimate that the starts narrowed, and a note where they narrowed none."""
+    if not found.starts:
+        return sizing
+    measured = found.measured(fit.facts, cut)
+    if measured:
+        proven = Fit(spec, profile, fit.architecture, fit.gpu, measured)
+        sizing = judged(spec, profile, sizing, proven, cut)
+    if sizing.memory is not None and sizing.memory.calibrated:
+        return sizing
+    why = OTHER_CUT if fit.architecture is not None else SIMPLE_TAKES_NONE
+    return replace(sizing, notes=(*sizing.notes, why))
+
+
+def _checkpoint_bytes(
+    spec: ClusterSpec, profile: ModelProfile, architecture: Architecture | None
+) -> int:
+    """About what a host reads at a start: every file of the checkpoint, whatever the cut."""
+    if spec.model.checkpoint_bytes:
+        return spec.model.checkpoint_bytes
+    if architecture is None:
+        return memory.weights_bytes(profile, Cut(1, 1), 0)
+    return weights_bytes(architecture, Place(draft=bool(architecture.draft)))
 
 
 def _profile(

@@ -6,6 +6,7 @@ Exact where the architecture is known (memory/estimate.py); else memory/simple.p
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayserve.engine import VLLM_VERSION
@@ -21,6 +22,7 @@ from rayserve.planner.kv.layers import (
 )
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.budget import Outcome, measure_command, requested_bytes
+from rayserve.planner.memory.calibration import Measured
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
 from rayserve.planner.memory.ranges import GIB, Range
 from rayserve.planner.memory.simple import Cut
@@ -76,12 +78,20 @@ class Fit:
     """Memory of one model on one kind of GPU, for any cut and limits."""
 
     def __init__(
-        self, spec: ClusterSpec, profile: ModelProfile, architecture: Architecture | None, gpu: Gpu
+        self,
+        spec: ClusterSpec,
+        profile: ModelProfile,
+        architecture: Architecture | None,
+        gpu: Gpu,
+        starts: Sequence[Measured] = (),
     ) -> None:
         self.spec = spec
         self.profile = profile
         self.architecture = architecture
         self.gpu = gpu
+        self.starts = tuple(starts)
+        # What CUDA reports differs by driver; where a start tells, that is the total.
+        self.total_bytes = min((one.total_bytes for one in starts), default=gpu.memory_bytes)
         self.facts = version_facts(VLLM_VERSION)
         self._weights = functools.cache(self._stage_weights)
         self._exact = functools.cache(self._solve)
@@ -89,7 +99,7 @@ class Fit:
     @property
     def requested_bytes(self) -> int:
         """What vLLM takes of a GPU."""
-        return requested_bytes(self.gpu.memory_bytes, self.spec.limits.gpu_memory_utilization)
+        return requested_bytes(self.total_bytes, self.spec.limits.gpu_memory_utilization)
 
     @property
     def pinned_bytes(self) -> int:
@@ -208,6 +218,7 @@ class Fit:
             verdict=found.verdict.title,
             because=found.verdict.reason,
             terms=[_term(name, term) for name, term in terms.items()],
+            calibrated=list(budget.terms.calibrated),
             uncounted=self._uncounted(),
         )
 
@@ -280,7 +291,7 @@ class Fit:
         guess = spec.speculative
         experts = bool(spec.engine_args.get("enable_expert_parallel"))
         return Setup(
-            total_bytes=self.gpu.memory_bytes,
+            total_bytes=self.total_bytes,
             capability=self.gpu.compute_capability,
             rocm=not self.gpu.nvidia,
             facts=self.facts,
@@ -303,6 +314,7 @@ class Fit:
             block_size=_whole(spec.engine_args.get("block_size"), BLOCK_TOKENS),
             draft=guess is not None and guess.method == "mtp",
             extra_caches=tuple(self._draft_caches(cut)),
+            starts=self.starts,
             speculative_tokens=guess.num_tokens if guess is not None else 0,
         )
 
@@ -345,7 +357,7 @@ class Fit:
         tokens = max(0, kv) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
         return MemoryEstimate(
             model="simple",
-            total_bytes=self.gpu.memory_bytes,
+            total_bytes=self.total_bytes,
             requested_bytes=self.requested_bytes,
             weights_bytes=weights,
             activation_bytes=activation,

@@ -134,9 +134,6 @@ def size(
     if not fit.holds(cut, chosen):
         raise _does_not_fit(spec, fit, cut, chosen)
     estimate = fit.estimate(cut, chosen)
-    notes = _notes(profile, estimate, length.value, fit.measure(cut, chosen))
-    if length.value < most:
-        notes += (_shortened(fit, cut, at(most), length.value),)
     return Sizing(
         max_model_len=length,
         max_num_seqs=seqs,
@@ -145,7 +142,7 @@ def size(
         graphs=uses_graphs(spec, fit.gpu),
         graphs_reason=_graphs_reason(scene, chosen),
         memory=estimate,
-        notes=notes,
+        notes=_notes(spec, profile, fit, cut, chosen, estimate),
     )
 
 
@@ -184,9 +181,33 @@ def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
     )
 
 
+def judged(
+    spec: ClusterSpec, profile: ModelProfile, sizing: Sizing, measured: Fit, cut: Cut
+) -> Sizing:
+    """The same limits, with the estimate that real starts narrowed; they choose nothing anew.
+
+    Raises:
+        DoesNotFitError: the starts show that the limits do not fit.
+    """
+    limits = EngineLimits(
+        sizing.max_num_batched_tokens.value, sizing.max_num_seqs.value, sizing.max_model_len.value
+    )
+    if not measured.holds(cut, limits):
+        raise _does_not_fit(spec, measured, cut, limits)
+    memory = measured.estimate(cut, limits)
+    notes = _notes(spec, profile, measured, cut, limits, memory)
+    return replace(sizing, memory=memory, notes=notes)
+
+
 def _notes(
-    profile: ModelProfile, estimate: MemoryEstimate, length: int, measure: str
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    fit: Fit,
+    cut: Cut,
+    limits: EngineLimits,
+    estimate: MemoryEstimate,
 ) -> tuple[str, ...]:
+    measure, length, most = fit.measure(cut, limits), limits.length, _most_len(spec, profile)
     notes = [f"Measure before you rely on it, on one such host: {measure}"] if measure else []
     notes += [f"Not counted: {what}." for what in estimate.uncounted]
     if estimate.model == "simple":
@@ -195,6 +216,9 @@ def _notes(
             notes.append(HYBRID)
     if estimate.kv_tokens < length:
         notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length))
+    if length < most:
+        step = _whole_prompt(spec, Chosen(limits.step_tokens), most).value
+        notes.append(_shortened(fit, cut, EngineLimits(step, limits.seqs, most), length))
     return tuple(notes)
 
 

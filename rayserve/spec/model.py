@@ -58,6 +58,9 @@ class NodePool(Section):
     """GPUs of each host; logical ones where `gpu: cpu`."""
     accelerator_type: str = ""
     """Ray's accelerator label to ask for, such as `A100`; empty: what Ray detects for `gpu`."""
+    disk_gb_s: float = Field(default=0, ge=0, le=1000, allow_inf_nan=False)
+    """Measured read bandwidth of the disk with the checkpoint, on each host, in 10^9 bytes a second:
+    the plan predicts the start from it; 0: not known."""
 
 
 class Model(Section):

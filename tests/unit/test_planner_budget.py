@@ -14,12 +14,9 @@ from rayserve.planner.memory.budget import (
     Budget,
     Outcome,
     Terms,
-    calibrate,
     judge,
     kv_budget,
     measure_command,
-    measured_start,
-    predict_start_s,
     requested_bytes,
     worst,
 )
@@ -38,7 +35,7 @@ from rayserve.planner.memory.terms import (
     mla_prefill_bytes,
     non_torch,
 )
-from rayserve.planner.memory.versions import Batch, version_facts
+from rayserve.planner.memory.versions import version_facts
 
 LLAMA_8B = Work(step_tokens=8192, seqs=1024, hidden=4096, padded_vocab=128256, mlp_width=14336)
 PHI_4 = Work(step_tokens=2048, seqs=256, hidden=5120, padded_vocab=100352, mlp_width=17920)
@@ -396,99 +393,6 @@ def test_command_that_measures():
     assert words[-3:] == ["--tensor-parallel-size", "8", "--foo"]
     inner = measure_command("m", {}, layers=2, text_config=True)
     assert '"text_config": {"num_hidden_layers": 2}' in inner
-
-
-# ── calibration ─────────────────────────────────────────────────────────────────────────────────
-
-BATCH = Batch(2048, 32)
-
-
-def record(**memory):
-    """A start ledger's line of two ranks."""
-    rank = {
-        "rank": 0,
-        "requested_bytes": 72 * GIB,
-        "weights_bytes": 20 * GIB,
-        "consumed_bytes": 22 * GIB,
-        "activation_bytes": 3 * GIB,
-        "cudagraph_bytes": GIB,
-        "kv_bytes": 47 * GIB,
-    } | memory
-    return {
-        "memory": [rank, rank | {"rank": 1, "consumed_bytes": 21 * GIB}],
-        "engine": {
-            "max_num_batched_tokens": 2048,
-            "max_num_seqs": 32,
-            "tensor_parallel_size": 2,
-            "pipeline_parallel_size": 1,
-        },
-        "phases_s": {"import": 10, "config": 1, "engine": 60, "weights": 40, "graphs": 5},
-    }
-
-
-def unsure() -> Terms:
-    """Terms before a start: wide."""
-    wide = Range.gib(0, 2, 8)
-    return Terms(wide, wide, wide, wide, GraphMemory(wide, wide))
-
-
-def test_start_narrows_the_terms():
-    """A start of the same engine replaces guesses by measurements: the fullest rank's."""
-    start = measured_start(V32, record())
-    assert start is not None
-    terms = calibrate(unsure(), [start], batch=BATCH, tensor=2, pipeline=1)
-    assert terms.calibrated == ("weights", "activation", "non_torch", "graphs")
-    assert terms.weights == Range.exact(20 * GIB, terms.weights.basis)
-    assert terms.activation.expected == 2 * GIB, "0.32 prints the peak with the graphs"
-    assert terms.non_torch.expected == 2 * GIB
-    assert terms.buffers.high == 0
-    assert terms.graphs.estimate.expected == GIB
-    assert terms.activation.width < 0.3 * GIB
-    made = kv_budget(V32, terms, total_bytes=80 * GIB, utilization=0.9)
-    assert made.kv.low < 47 * GIB < made.kv.high
-    assert made.kv.width < 0.5 * GIB
-
-
-@pytest.mark.parametrize(
-    "batch,tensor,names",
-    [
-        (Batch(8192, 32), 2, ("weights", "non_torch")),
-        (Batch(2048, 64), 2, ("weights",)),
-        (BATCH, 4, ()),
-    ],
-)
-def test_start_of_another_shape_narrows_less(batch, tensor, names):
-    """Another step leaves the peak open, another max_num_seqs the buffers, another cut everything."""
-    start = measured_start(V32, record())
-    assert start is not None
-    terms = calibrate(unsure(), [start], batch=batch, tensor=tensor, pipeline=1)
-    assert terms.calibrated == names
-    assert terms.activation == unsure().activation
-
-
-@pytest.mark.parametrize("line", [{}, {"memory": []}, record() | {"engine": {}}])
-def test_line_without_measurements_is_none(line):
-    """A line that lacks the ranks' memory or the engine's facts calibrates nothing."""
-    assert measured_start(V32, line) is None
-
-
-def test_cpu_start_measures_nothing():
-    """A CPU worker reports what it requested and no more: there is nothing to learn from it."""
-    line = record() | {"memory": [{"rank": 0, "requested_bytes": GIB}]}
-    assert measured_start(V32, line) is None
-
-
-def test_start_time():
-    """The disk bounds the load; earlier starts give the rest, the parts of a phase counted once."""
-    first = predict_start_s(read_bytes=100 * GIB, disk_bytes_per_s=2 * GIB)
-    assert (first.load_s, first.rest_s, first.total_s) == (50, None, 50)
-    start = measured_start(V32, record())
-    assert start is not None
-    again = predict_start_s(read_bytes=100 * GIB, disk_bytes_per_s=10 * GIB, starts=[start])
-    assert again.load_s == 40, "it never was faster"
-    assert again.rest_s == 31
-    with pytest.raises(ValueError, match="positive"):
-        predict_start_s(read_bytes=1, disk_bytes_per_s=0)
 
 
 def test_budget_names_what_it_counts():

@@ -22,6 +22,7 @@ from rayserve.planner.kv.caches import layer_caches
 from rayserve.planner.kv.layers import LayerCache
 from rayserve.planner.memory import terms
 from rayserve.planner.memory.budget import Budget, Terms, Verdict, judge, kv_budget, worst
+from rayserve.planner.memory.calibration import Measured, Shape, calibrate
 from rayserve.planner.memory.encoder import vision_work
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Batch, Runner, VersionFacts, capture_sizes
@@ -81,6 +82,8 @@ class Setup:
     """`num_gpu_blocks_override`; 0: none."""
     block_size: int = 16
     kernel_block_sizes: tuple[int, ...] = field(default=(16,))
+    starts: tuple[Measured, ...] = ()
+    """Real starts of this model with these settings on such GPUs."""
 
     @property
     def target(self) -> Target:
@@ -226,9 +229,10 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
             setup.facts, sizes, layers=layers, experts=work.experts is not None
         ),
     )
+    shape = Shape(setup.tensor, setup.pipeline, setup.batch, setup.max_model_len)
     return kv_budget(
         setup.facts,
-        found,
+        calibrate(found, setup.starts, shape, stage),
         total_bytes=setup.total_bytes,
         utilization=setup.utilization,
         pinned_kv_bytes=setup.pinned_kv_bytes,
