@@ -1,0 +1,176 @@
+"""Which tool comes nearest, on the cases that it answers and on those that all of them answer?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.planner_bars import Bar, columns
+from benchmarks.planner_formulas import Answer
+
+TITLES: Mapping[str, str] = {
+    "weights_gib": "weights",
+    "request_gib": "KV cache of one request",
+    "kv_gib": "KV cache that is left",
+    "concurrency": "concurrency",
+    "activation_gib": "activation peak",
+}
+"""Figures of an `Answer` that logs print too."""
+TIE = 0.01
+"""Percent. Logs print two or three digits, so what is nearer by less is as near."""
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What one start printed, for one GPU: the figures of `Answer`; None where it did not."""
+
+    weights_gib: float | None = None
+    request_gib: float | None = None
+    kv_gib: float | None = None
+    concurrency: float | None = None
+    activation_gib: float | None = None
+    started: bool = True
+    refused_for_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One case with everybody's answers; the first tool is this planner."""
+
+    id: str
+    logged: Logged
+    answers: Mapping[str, Answer]
+    campaign: bool = False
+    """A start of llm-d-planner's own campaign."""
+    reason: str = ""
+    """Why nobody is asked."""
+
+    def error(self, tool: str, figure: str) -> float | None:
+        """Absolute error in percent; None where it was not logged or not answered."""
+        found, logged = getattr(self.answers[tool], figure), getattr(self.logged, figure)
+        return 100 * abs(found / logged - 1) if logged and found is not None else None
+
+
+@dataclass(frozen=True)
+class Score:
+    """A tool's errors in one figure, in percent."""
+
+    errors: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Of none, nan."""
+        return statistics.fmean(self.errors) if self.errors else float("nan")
+
+    def cells(self) -> tuple[str, str, str]:
+        """Number, mean and worst as text."""
+        if not self.errors:
+            return "0", NONE, NONE
+        return str(len(self.errors)), f"{self.mean:.2f}", f"{max(self.errors):.2f}"
+
+
+def score(cases: Sequence[Compared], tool: str, figure: str) -> Score:
+    """A tool's errors over those cases that it answers."""
+    errors = (case.error(tool, figure) for case in cases)
+    return Score(tuple(error for error in errors if error is not None))
+
+
+def tools(cases: Sequence[Compared], figure: str = "") -> list[str]:
+    """All tools, or those that give a figure in at least one case."""
+    names = list(cases[0].answers) if cases else []
+    return [name for name in names if not figure or score(cases, name, figure).errors]
+
+
+def shared(cases: Sequence[Compared], figure: str) -> list[Compared]:
+    """The cases in which every tool that gives this figure gives it."""
+    names = tools(cases, figure)
+    return [case for case in cases if all(case.error(name, figure) is not None for name in names)]
+
+
+def error_table(cases: Sequence[Compared]) -> list[str]:
+    """Each figure and tool: on all cases that the tool answers, and on those that all answer."""
+    rows = [("error in %", "tool", "cases", "mean", "worst", "same cases", "mean", "worst")]
+    for figure, title in TITLES.items():
+        same = shared(cases, figure)
+        for name in tools(cases):
+            own = score(cases, name, figure)
+            common = score(same, name, figure) if own.errors else Score(())
+            rows.append((title, name, *own.cells(), *common.cells()))
+    return columns(rows)
+
+
+def wrong_fits(cases: Sequence[Compared], tool: str) -> tuple[int, int]:
+    """(`fits` on a start that was refused for memory, such starts that the tool judges)."""
+    judged = [case.answers[tool].fits for case in cases if case.logged.refused_for_memory]
+    return sum(fits is True for fits in judged), sum(fits is not None for fits in judged)
+
+
+def wrong_refusals(cases: Sequence[Compared], tool: str) -> tuple[int, int]:
+    """(`cannot fit` on a start that ran, such starts that the tool judges)."""
+    judged = [case.answers[tool].fits for case in cases if case.logged.started]
+    return sum(fits is False for fits in judged), sum(fits is not None for fits in judged)
+
+
+def verdict_table(cases: Sequence[Compared]) -> list[str]:
+    """Wrong verdicts of each tool, with the cases for which it has none."""
+    rows = [("verdicts", "wrong `fits`", "wrong `cannot fit`", "no verdict")]
+    for name in tools(cases):
+        fits, refusals = wrong_fits(cases, name), wrong_refusals(cases, name)
+        silent = sum(case.answers[name].fits is None for case in cases)
+        rows.append(
+            (
+                name,
+                f"{fits[0]} of {fits[1]} refused",
+                f"{refusals[0]} of {refusals[1]} started",
+                str(silent),
+            )
+        )
+    return columns(rows)
+
+
+def campaign_table(
+    cases: Sequence[Compared], published: Mapping[str, float], other: str
+) -> list[str]:
+    """A tool's published mean errors, its formula on the same campaign, and this planner."""
+    own = [case for case in cases if case.campaign]
+    if not own:
+        return []
+    ours = tools(own)[0]
+    rows = [("its own campaign, mean error in %", "cases", "published", "formula here", ours)]
+    for figure, mean in published.items():
+        theirs, mine = score(own, other, figure).cells(), score(own, ours, figure).cells()
+        rows.append((TITLES[figure], theirs[0], f"{mean:.2f}", theirs[1], mine[1]))
+    return columns(rows)
+
+
+def bars(cases: Sequence[Compared]) -> Iterator[Bar]:
+    """This planner must come nearest on the same cases, and never say a wrong `fits`."""
+    ours = next(iter(tools(cases)), "")
+    for figure, title in TITLES.items():
+        same = shared(cases, figure)
+        scores = {name: score(same, name, figure) for name in tools(cases, figure)}
+        others = {name: found.mean for name, found in scores.items() if name != ours}
+        if not same or ours not in scores or not others:
+            yield Bar(f"{title}, mean error", "not measured: no case", "least of all", passed=False)
+            continue
+        best = min(others, key=lambda name: others[name])
+        mean = scores[ours].mean
+        yield Bar(
+            f"{title}, mean error",
+            f"{mean:.2f} % (next: {others[best]:.2f} %, {best})",
+            "least of all",
+            passed=mean <= others[best] + TIE,
+            cases=len(same),
+        )
+    refused = [case for case in cases if case.logged.refused_for_memory]
+    wrong = {name: wrong_fits(cases, name)[0] for name in tools(cases)}
+    rest = ", ".join(f"{name} {count}" for name, count in wrong.items() if name != ours)
+    yield Bar(
+        "`fits` on a start refused for memory",
+        f"{wrong.get(ours, 0)} ({rest})" if refused else "not measured: no case",
+        "0",
+        passed=bool(refused) and not wrong.get(ours, 0),
+        cases=len(refused),
+    )
