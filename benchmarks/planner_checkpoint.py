@@ -73,9 +73,13 @@ def checkpoint(architecture: Architecture, dtype: str) -> Checkpoint:
 def _modules(architecture: Architecture) -> Iterator[Module]:
     yield from architecture.tower
     yield from architecture.embedding
-    for layer in (*architecture.layers, *architecture.draft):
+    for layer in architecture.layers:
         yield from layer.modules
     yield from architecture.tail
+    for layer in architecture.draft:
+        # the published files repeat embedding and output head in each guessing layer
+        yield from layer.modules
+        yield from 2 * architecture.embedding
 
 
 def _stored(architecture: Architecture, module: Module, plain: str) -> Iterator[tuple[str, int]]:
@@ -129,4 +133,3 @@ def _storage(part: str, scheme: Scheme | None, plain: str) -> str:
             return plain
         return "F32" if scheme.kind in {FP8, INT8} else "U8" if scheme.kind == MXFP4 else "F8_E4M3"
     return {FP8: "F8_E4M3", INT8: "I8", PACKED: "I32"}.get(scheme.kind, "U8")
-

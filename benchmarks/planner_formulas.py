@@ -55,6 +55,8 @@ class Answer:
     """Requests of max_model_len at once."""
     activation_gib: float | None = None
     fits: bool | None = None
+    measure: bool = False
+    """It says that only a measurement tells whether it fits."""
     silent: str = ""
     """Why a figure is missing that the tool gives in other cases."""
 
@@ -129,7 +131,9 @@ def _hf_mem_element_bytes(question: Question) -> int:
 
 def _named_dtype(config: Mapping[str, Any]) -> str:
     """`torch_dtype`; the case files' holes are taken to be bfloat16, as nearly all checkpoints are."""
-    return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix("torch.")
+    return str(config.get("torch_dtype") or config.get("dtype") or "bfloat16").removeprefix(
+        "torch."
+    )
 
 
 # ── llm-d-planner (github.com/llm-d-incubation/llm-d-planner, src/planner/capacity_planner.py

@@ -31,7 +31,8 @@ class Logged:
     kv_gib: float | None = None
     concurrency: float | None = None
     activation_gib: float | None = None
-    started: bool = True
+    started: bool = False
+    """With a max_model_len that is known; else nobody can be judged by it."""
     refused_for_memory: bool = False
 
 
@@ -64,11 +65,12 @@ class Score:
         """Of none, nan."""
         return statistics.fmean(self.errors) if self.errors else float("nan")
 
-    def cells(self) -> tuple[str, str, str]:
-        """Number, mean and worst as text."""
+    def cells(self) -> tuple[str, str, str, str]:
+        """Number, mean, median and worst as text."""
         if not self.errors:
-            return "0", NONE, NONE
-        return str(len(self.errors)), f"{self.mean:.2f}", f"{max(self.errors):.2f}"
+            return "0", NONE, NONE, NONE
+        median, worst = statistics.median(self.errors), max(self.errors)
+        return str(len(self.errors)), f"{self.mean:.2f}", f"{median:.2f}", f"{worst:.2f}"
 
 
 def score(cases: Sequence[Compared], tool: str, figure: str) -> Score:
@@ -91,7 +93,8 @@ def shared(cases: Sequence[Compared], figure: str) -> list[Compared]:
 
 def error_table(cases: Sequence[Compared]) -> list[str]:
     """Each figure and tool: on all cases that the tool answers, and on those that all answer."""
-    rows = [("error in %", "tool", "cases", "mean", "worst", "same cases", "mean", "worst")]
+    head = ("cases", "mean", "median", "worst")
+    rows = [("error in %", "tool", *head, "same cases", *head[1:])]
     for figure, title in TITLES.items():
         same = shared(cases, figure)
         for name in tools(cases):
@@ -114,17 +117,20 @@ def wrong_refusals(cases: Sequence[Compared], tool: str) -> tuple[int, int]:
 
 
 def verdict_table(cases: Sequence[Compared]) -> list[str]:
-    """Wrong verdicts of each tool, with the cases for which it has none."""
-    rows = [("verdicts", "wrong `fits`", "wrong `cannot fit`", "no verdict")]
+    """Wrong verdicts of each tool, and the cases that it leaves to a measurement or does not judge."""
+    asked = [case for case in cases if case.logged.started or case.logged.refused_for_memory]
+    rows = [("verdicts", "wrong `fits`", "wrong `cannot fit`", "says: measure", "none")]
     for name in tools(cases):
-        fits, refusals = wrong_fits(cases, name), wrong_refusals(cases, name)
-        silent = sum(case.answers[name].fits is None for case in cases)
+        fits, refusals = wrong_fits(asked, name), wrong_refusals(asked, name)
+        answers = [case.answers[name] for case in asked]
+        measure = sum(answer.measure for answer in answers)
         rows.append(
             (
                 name,
                 f"{fits[0]} of {fits[1]} refused",
                 f"{refusals[0]} of {refusals[1]} started",
-                str(silent),
+                str(measure),
+                str(sum(answer.fits is None for answer in answers) - measure),
             )
         )
     return columns(rows)
@@ -164,13 +170,20 @@ def bars(cases: Sequence[Compared]) -> Iterator[Bar]:
             passed=mean <= others[best] + TIE,
             cases=len(same),
         )
-    refused = [case for case in cases if case.logged.refused_for_memory]
-    wrong = {name: wrong_fits(cases, name)[0] for name in tools(cases)}
-    rest = ", ".join(f"{name} {count}" for name, count in wrong.items() if name != ours)
+    judged = [
+        case
+        for case in cases
+        if case.logged.refused_for_memory
+        and (case.answers[ours].fits is not None or case.answers[ours].measure)
+    ]
+    wrong = {name: wrong_fits(judged, name) for name in tools(cases)}
+    rest = ", ".join(
+        f"{name}: {found[0]} of {found[1]}" for name, found in wrong.items() if name != ours
+    )
     yield Bar(
         "`fits` on a start refused for memory",
-        f"{wrong.get(ours, 0)} ({rest})" if refused else "not measured: no case",
+        f"{wrong[ours][0]} ({rest})" if judged else "not measured: no case",
         "0",
-        passed=bool(refused) and not wrong.get(ours, 0),
-        cases=len(refused),
+        passed=bool(judged) and not wrong[ours][0],
+        cases=len(judged),
     )
