@@ -30,8 +30,9 @@ from rayserve.planner.weights.quantization import FP8, INT8, MXFP4, PACKED, Sche
 STORAGE_BYTES = {
     "F32": 4, "I32": 4, "I64": 8, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1
 }  # fmt: skip
-UNPADDED = Target(capability=9.0, version=(0, 32))
-"""Where vLLM makes MXFP4 experts as the checkpoint has them (2,880 wide in gpt-oss)."""
+AS_STORED = Target(capability=9.0, version=(0, 31))
+"""Where vLLM makes tensors as checkpoints have them: MXFP4 experts unpadded (2,880 wide in gpt-oss),
+GPTQ matrices with their `g_idx`."""
 RUNTIME_ONLY = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale")
 MODEL_TYPES = {"float32": "F32", "float": "F32", "float16": "F16", "half": "F16"}
 
@@ -103,9 +104,9 @@ def _matrix(
     scheme, element = _scheme(architecture, module), STORAGE_BYTES[plain]
     if isinstance(module, Experts):
         held = (module.count, module.width)
-        steps, own = expert_steps(module, scheme, held, element, UNPADDED), 0
+        steps, own = expert_steps(module, scheme, held, element, AS_STORED), 0
     else:
-        steps, own = linear_steps(module, scheme, 1, element, UNPADDED), module.element_bytes
+        steps, own = linear_steps(module, scheme, 1, element, AS_STORED), module.element_bytes
     kept = "F32" if own == STORAGE_BYTES["F32"] else plain
     for name, size in steps:
         yield _storage(name.rpartition(".")[2], scheme, kept), size

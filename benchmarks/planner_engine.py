@@ -116,18 +116,16 @@ def planned(model: TinyModel) -> Figures:
 
 def start(model: TinyModel, folder: Path) -> Started:
     """Make the model in `folder`, start the engine with it, read its log, and see it end."""
-    target = folder / model.name
+    target, log = folder / model.name, folder / f"{model.name}.log"
     if model.made:
         make_model(target)
     else:
         target.mkdir()
         (target / "config.json").write_text(json.dumps(model.config))
-    log = folder / f"{model.name}.log"
-    command = [sys.executable, "-m", "benchmarks.planner_engine_start", str(target)]
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, json.dumps(model.arguments)],
+            command(target, model),
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -144,6 +142,12 @@ def start(model: TinyModel, folder: Path) -> Started:
     printed = read_log(text, model.max_model_len)
     error = "" if printed else _error(text, process.returncode)
     return Started(model.name, model.kind, planned(model), printed, time.monotonic() - began, error)
+
+
+def command(folder: Path, model: TinyModel) -> list[str]:
+    """What starts an engine with the model in `folder`."""
+    program = [sys.executable, "-m", "benchmarks.planner_engine_start"]
+    return [*program, str(folder), json.dumps(model.arguments)]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -221,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if importlib.util.find_spec("vllm") is None:
         print("error: an installed vLLM\n  do:    make setup", file=sys.stderr)
         return UNUSABLE
+    # Being told to stop is a way out like any other: what was started is stopped on the way.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     wanted = [model for model in MODELS if not chosen.names or model.name in chosen.names]
     with tempfile.TemporaryDirectory(prefix="rs-planner-engine-") as folder:
         starts = [start(model, Path(folder)) for model in wanted]

@@ -2,11 +2,12 @@
 
     python -m benchmarks.planner_engine_start MODEL_FOLDER ENGINE_ARGUMENTS_AS_JSON
 
-The engine runs in this process alone: whoever ends it by its id leaves nothing behind.
+The engine runs in this process alone, which dies with the one that started it: nothing is left behind.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
+    importlib.import_module("rayserve.serving.die_with_parent")
     from vllm import LLM
 
     LLM(model=model, skip_tokenizer_init=True, enforce_eager=True, **json.loads(engine))

@@ -21,6 +21,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "bench"
 PARTS = ("accuracy", "rivals", "engine", "latency", "hostile", "cost")
 NEED_CASES = frozenset({"accuracy", "rivals"})
-PART_LIMIT_S = 900.0
+PART_LIMIT_S, STOP_LIMIT_S = 900.0, 30.0
 OF_CASES = 'do:    make bench-planner CASES="cases.json" CONFIGS=model_configs.json'
 
 
@@ -65,17 +66,17 @@ def run_part(part: str, cases: Sequence[Path], configs: Path | None, out: Path) 
     """Run one part, its output shown as it comes, and read what it left."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        command(part, cases, configs, out),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
     try:
-        code = subprocess.run(
-            command(part, cases, configs, out),
-            cwd=ROOT,
-            env=environment,
-            check=False,
-            timeout=PART_LIMIT_S,
-        ).returncode
+        code = process.wait(PART_LIMIT_S)
     except subprocess.TimeoutExpired:
         return Outcome(part, (_broken(part, f"not over after {PART_LIMIT_S:.0f} s"),), 124)
+    finally:
+        _end(process)
     try:
         found = read_bars(json.loads(out.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -86,6 +87,18 @@ def run_part(part: str, cases: Sequence[Path], configs: Path | None, out: Path) 
     if not found:
         found = (_broken(part, "no bar"),)
     return Outcome(part, tuple(found), code)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a part to stop, which stops what it started itself; then do not ask."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _broken(part: str, why: str) -> Bar:
@@ -135,6 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if bool(chosen.cases) != bool(chosen.configs):
         print(f"error: logged starts and model configs, or neither\n  {OF_CASES}", file=sys.stderr)
         return UNUSABLE
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     wanted = [part for part in PARTS if part in chosen.only]
     left_out = [part for part in wanted if part in NEED_CASES and not chosen.cases]
     outcomes = []
