@@ -5,8 +5,8 @@ corrected: what a tool does not take as an input it does not get, and what it do
 None, with the reason. Where a tool's answer needs a reading to be compared at all (per GPU, as a
 verdict), the reading that is kindest to it is taken and named.
 
-hf-mem itself needs the network (it reads the headers of files on a hub), and so do the other two for
-the size of a checkpoint; they are given it by `planner_checkpoint`.
+All three read a checkpoint's sizes from a hub; here they are given them by `planner_checkpoint`.
+`planner_hf_mem` runs hf-mem itself on the same inputs and compares.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ class NoAnswerError(ValueError):
     """The tool itself would raise here."""
 
 
-# ── hf-mem 0.5.5 (github.com/alvarobartt/hf-mem, tag 0.5.5) ─────────────────────────────────────
+# ── hf-mem 0.5.6 (the package; before it 0.5.5 capped the sliding layers of hybrids) ─────────────
 
 HF_MEM_KV_TYPES = {
     "bfloat16": 2, "fp8": 1, "fp8_ds_mla": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1
 }  # fmt: skip
-"""src/hf_mem/safetensors/kv_cache.py:7 and 44-57; bytes of an element."""
+"""hf_mem/safetensors/kv_cache.py:7 and 44-57; bytes of an element."""
 HF_MEM_FULL = {"attention", "full_attention", "global_attention"}
-"""kv_cache.py:24: `layer_types` that keep the whole context; all others are capped by the window."""
+"""kv_cache.py:24: `layer_types` that keep the whole context; the others slide."""
 
 
 def hf_mem(question: Question) -> Answer:
-    """Bytes of all tensors, and the cache of one request (src/hf_mem/run.py:567-578).
+    """Bytes of all tensors, and the cache of one request (hf_mem/run.py:567-578).
 
     It knows no ranks and gives no verdict. Read as: everything is cut evenly, and it fits when
     `total_memory` (weights and one request) is not above what the GPUs have.
@@ -95,7 +95,10 @@ def hf_mem(question: Question) -> Answer:
 
 
 def _hf_mem_request_bytes(question: Question) -> int:
-    """compute_safetensors_kv_cache_size, kv_cache.py:142-176: two vectors a head, layer and token."""
+    """compute_safetensors_kv_cache_size, kv_cache.py:142-180: two vectors a head, layer and token.
+
+    A window counts only where every layer slides; beside full layers it is taken to keep everything.
+    """
     config, length = question.config, question.max_model_len
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads", heads))
@@ -106,7 +109,7 @@ def _hf_mem_request_bytes(question: Question) -> int:
     else:
         full = layers if kinds is None else sum(kind in HF_MEM_FULL for kind in kinds)
     window = int(config.get("sliding_window") or length)
-    tokens = full * length + (layers - full) * min(window, length)
+    tokens = layers * length if full else layers * min(window, length)
     return 2 * tokens * kv_heads * head_dim * _hf_mem_element_bytes(question)
 
 

@@ -54,7 +54,7 @@ Case = Mapping[str, Any]
 OURS = "rayserve"
 LLMD = "llm-d-planner"
 RIVALS: Mapping[str, Callable[[Question], Answer]] = {
-    "hf-mem 0.5.5": hf_mem,
+    "hf-mem 0.5.6": hf_mem,
     LLMD: llm_d_planner,
     "gpustack 2.2.3": gpustack,
 }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import planner_hf_mem
 from benchmarks.planner_cases import case_inputs
 from benchmarks.planner_checkpoint import Checkpoint, case_checkpoint
 from benchmarks.planner_formulas import Answer, Question, gpustack, hf_mem, llm_d_planner
+from benchmarks.planner_hf_mem import ask, respond
 from benchmarks.planner_rivals import OURS, RIVALS, compare, logged_figures, main
 from benchmarks.planner_scores import (
     Compared,
@@ -197,13 +201,14 @@ def test_hf_mem_counts_all_layers_of_a_plain_model():
     assert found.concurrency is None
 
 
-def test_hf_mem_caps_sliding_layers_at_their_window():
-    """One full layer in two, by `layer_types` or by the pattern; the window is not rounded up."""
+def test_hf_mem_caps_windows_only_where_all_layers_slide():
+    """Beside full layers, by `layer_types` or by the pattern, a window is taken to keep everything."""
     kinds = ["full_attention", "sliding_attention"] * 16
-    half = 0.5 + 0.5 * 1024 / 8192
     by_kind = hf_mem(question(config=config(layer_types=kinds, sliding_window=1024)))
     by_pattern = hf_mem(question(config=config(sliding_window_pattern=2, sliding_window=1024)))
-    assert by_kind.request_gib == by_pattern.request_gib == half
+    alone = hf_mem(question(config=config(layer_types=["x"] * 32, sliding_window=1024)))
+    assert by_kind.request_gib == by_pattern.request_gib == 1.0
+    assert alone.request_gib == 1024 / 8192
 
 
 @pytest.mark.parametrize(
@@ -403,3 +408,47 @@ def test_a_case_file_of_another_kind_is_refused(tmp_path, capsys, content):
         code = ended.code
     assert code == 2
     assert "error:" in capsys.readouterr().err
+
+
+# ── hf-mem itself ───────────────────────────────────────────────────────────────────────────────
+
+
+class HubOfOne:
+    """Stands for hf-mem: reads header and config as it does, and multiplies nothing."""
+
+    class httpx2:  # noqa: N801
+        """Its HTTP library."""
+
+        AsyncClient = object
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def run(self, name, *, experimental=False, **_):
+        """Bytes of the tensors in the header; no cache for a checkpoint of GPTQ."""
+        begin = respond(self.asked, "/x/model.safetensors")
+        tensors = json.loads(begin[8 : 8 + int.from_bytes(begin[:8], "little")])
+        size = sum(2 * entry["shape"][0] for entry in tensors.values())
+        config = json.loads(respond(self.asked, "/x/config.json"))
+        if experimental and config.get("quantization_config"):
+            raise RuntimeError("not supported")
+        return SimpleNamespace(memory=size, kv_cache=GIB)
+
+
+def test_hf_mem_is_given_the_same_inputs():
+    """The header that it reads holds the checkpoint's elements, and the config the model's fields."""
+    asked = question()
+    assert ask(HubOfOne(asked), asked) == Answer(weights_gib=LLAMA_BYTES / GIB, request_gib=1.0)
+    packed = question(config=config(quantization_config={"quant_method": "gptq"}))
+    assert ask(HubOfOne(packed), packed).request_gib is None
+    assert [entry["path"] for entry in json.loads(respond(asked, "/api/tree/main"))] == [
+        "model.safetensors",
+        "config.json",
+    ]
+
+
+def test_without_hf_mem_nothing_is_claimed(monkeypatch, capsys):
+    """Where the package is not installed the command ends with code 2 and says so."""
+    monkeypatch.setitem(sys.modules, "hf_mem.run", None)
+    assert planner_hf_mem.main(["cases.json", "--configs", "configs.json"]) == 2
+    assert "hf-mem" in capsys.readouterr().err
