@@ -193,7 +193,7 @@ def llm_d_planner(question: Question) -> Answer:
     found = Answer(
         weights_gib=weights / ranks, request_gib=request / ranks, activation_gib=activation
     )
-    if not question.catalogue_gib:
+    if not question.catalogue_gib or not request:
         return found
     utilization = question.utilization or LLMD_UTILIZATION
     non_torch = LLMD_NON_TORCH_GIB[question.tensor > 1] * ranks

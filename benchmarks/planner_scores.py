@@ -153,37 +153,38 @@ def campaign_table(
 
 def bars(cases: Sequence[Compared]) -> Iterator[Bar]:
     """This planner must come nearest on the same cases, and never say a wrong `fits`."""
-    ours = next(iter(tools(cases)), "")
     for figure, title in TITLES.items():
-        same = shared(cases, figure)
-        scores = {name: score(same, name, figure) for name in tools(cases, figure)}
-        others = {name: found.mean for name, found in scores.items() if name != ours}
-        if not same or ours not in scores or not others:
-            yield Bar(f"{title}, mean error", "not measured: no case", "least of all", passed=False)
-            continue
-        best = min(others, key=lambda name: others[name])
-        mean = scores[ours].mean
-        yield Bar(
-            f"{title}, mean error",
-            f"{mean:.2f} % (next: {others[best]:.2f} %, {best})",
-            "least of all",
-            passed=mean <= others[best] + TIE,
-            cases=len(same),
-        )
+        yield _nearest(cases, figure, f"{title}, mean error beside other tools")
+    yield _never_wrong(cases)
+
+
+def _nearest(cases: Sequence[Compared], figure: str, title: str) -> Bar:
+    ours, same = next(iter(tools(cases)), ""), shared(cases, figure)
+    means = {name: score(same, name, figure).mean for name in tools(cases, figure)}
+    others = {name: mean for name, mean in means.items() if name != ours}
+    if not same or ours not in means or not others:
+        return Bar(title, "not measured: no case", "least of all", passed=False)
+    best = min(others, key=lambda name: others[name])
+    return Bar(
+        title,
+        f"{means[ours]:.2f} % ({best}: {others[best]:.2f} %)",
+        "least of all",
+        passed=means[ours] <= others[best] + TIE,
+        cases=len(same),
+    )
+
+
+def _never_wrong(cases: Sequence[Compared]) -> Bar:
+    title = "`fits` on a start refused for memory, beside other tools"
+    names = tools(cases)
     judged = [
         case
         for case in cases
         if case.logged.refused_for_memory
-        and (case.answers[ours].fits is not None or case.answers[ours].measure)
+        and (case.answers[names[0]].fits is not None or case.answers[names[0]].measure)
     ]
-    wrong = {name: wrong_fits(judged, name) for name in tools(cases)}
-    rest = ", ".join(
-        f"{name}: {found[0]} of {found[1]}" for name, found in wrong.items() if name != ours
-    )
-    yield Bar(
-        "`fits` on a start refused for memory",
-        f"{wrong[ours][0]} ({rest})" if judged else "not measured: no case",
-        "0",
-        passed=bool(judged) and not wrong[ours][0],
-        cases=len(judged),
-    )
+    if not judged:
+        return Bar(title, "not measured: no case", "0", passed=False)
+    wrong, *others = (wrong_fits(judged, name) for name in names)
+    rest = ", ".join(f"{count} of {judges}" for count, judges in others)
+    return Bar(title, f"{wrong[0]} (others: {rest})", "0", passed=not wrong[0], cases=len(judged))
