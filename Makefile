@@ -51,13 +51,8 @@ soak: setup ## a thousand streams with disconnecting clients: does anything leak
 badinput: setup ## bad requests and bad specs: is each answered with the right error?
 	@$(PYTHON) -m benchmarks.badinput
 
-bench-planner: setup ## the planner against logged starts (CASES="a.json b.json" CONFIGS=models.json)
-	@test -n "$(CASES)" -a -n "$(CONFIGS)" || { \
-	    echo 'error: logged starts and model configs' >&2; \
-	    echo '  do:    make bench-planner CASES="cases.json" CONFIGS=model_configs.json' >&2; exit 2; }
-	@$(PYTHON) -m benchmarks.planner_latency
-	@$(PYTHON) -m benchmarks.planner_accuracy $(CASES) --configs $(CONFIGS) \
-	    --json build/bench/planner.json
+bench-planner: setup ## all of the planner's benchmarks, one table (CASES="a.json b.json" CONFIGS=models.json)
+	@$(PYTHON) -m benchmarks.planner_report $(CASES) $(if $(CONFIGS),--configs $(CONFIGS))
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache

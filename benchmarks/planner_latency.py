@@ -1,6 +1,6 @@
 """Do published latencies of vLLM lie in the ranges that the planner gives?
 
-    python -m benchmarks.planner_latency
+    python -m benchmarks.planner_latency [--json OUT.json]
 
 The model comes from the shapes of its config.json, by the code that `rayserve plan` runs. One row a
 published figure: measured, the bound, the expected range, whether it is inside, the error
@@ -20,12 +20,15 @@ rows therefore say what was probably cached; this is a reading, not a published 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks.planner_bars import Bar, write_part
 from rayserve.errors import Where
 from rayserve.planner.catalogue import Gpu, gpus
 from rayserve.planner.speed.latency import (
@@ -206,15 +209,20 @@ def moves(config: Config, gpu: Gpu, tensor: int) -> Traffic:
     return traffic(read_architecture(config, Where("config.json")), gpu, tensor=tensor)
 
 
-def main() -> int:
-    """Print the table and the summaries; returns the exit code."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the table and the summaries, write them; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    out = parser.parse_args(list(arguments)).json
     rows: list[tuple[Run, Span, float]] = []
+    report: list[dict[str, Any]] = []
     print(f"{'':40} {'':>24} {'measured':>8} {'bound':>7} {'expected ms':>15}  in  middle  largest")
     for run in RUNS:
         for what, measured, estimate in _figures(run):
             total = estimate.total
             verdict = "yes" if total.holds(measured) else "NO "
             rows.append((run, total, measured))
+            report.append(_row(run, what, measured, total))
             print(
                 f"{run.name:40} {what:>24} {measured:8.1f} {total.bound:7.1f} "
                 f"{total.low:7.1f}-{total.high:7.1f}  {verdict} "
@@ -228,7 +236,33 @@ def main() -> int:
     _summary("all", [row[1:] for row in rows])
     below = sum(measured < span.bound for _, span, measured in rows)
     print(f"measured below the bound: {below}")
-    return int(inside < INSIDE_BAR or error > ERROR_BAR or below > 0)
+    bars = _bars(inside, error, len(unseen), below, len(rows))
+    if out:
+        write_part(out, report, bars)
+    return int(not all(bar.passed for bar in bars))
+
+
+def _row(run: Run, what: str, measured_ms: float, span: Span) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "source": run.source,
+        "what": what,
+        "looked_at": run.looked_at,
+        "measured_ms": measured_ms,
+        "bound_ms": span.bound,
+        "low_ms": span.low,
+        "high_ms": span.high,
+        "inside": span.holds(measured_ms),
+    }
+
+
+def _bars(inside: float, error: float, unseen: int, below: int, rows: int) -> list[Bar]:
+    share, middle = "latency, share inside, rows not looked at", "latency, median error of these"
+    return [
+        Bar(share, f"{inside:.0%}", f"≥ {INSIDE_BAR:.0%}", inside >= INSIDE_BAR, unseen),
+        Bar(middle, f"{error:.0%}", f"≤ {ERROR_BAR:.0%}", error <= ERROR_BAR, unseen),
+        Bar("latency, measured below the bound", str(below), "0", below == 0, rows),
+    ]
 
 
 def _summary(title: str, rows: list[tuple[Span, float]]) -> tuple[float, float]:
@@ -253,4 +287,4 @@ def _figures(run: Run) -> Iterator[tuple[str, float, Estimate]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

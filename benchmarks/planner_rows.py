@@ -204,6 +204,16 @@ def _setup(
     ), ""
 
 
+def case_setup(case: Mapping[str, Any], record: Record) -> tuple[Architecture, Setup] | str:
+    """Architecture and settings of a start, as they were known before it; else why they are not."""
+    try:
+        architecture = architecture_of(case_inputs(case, record), str(case["id"]))
+    except RayserveError as error:
+        return f"{error.needed}; found {error.found}"
+    setup, reason = _setup(case, record, architecture)
+    return reason if setup is None else (architecture, setup)
+
+
 def _cache(row: CaseRow, architecture: Architecture, setup: Setup) -> CaseRow:
     """Blocks and concurrency that follow from the logged bytes."""
     if row.logged_kv_gib is None:
