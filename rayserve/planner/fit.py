@@ -233,7 +233,7 @@ class Fit:
             arguments,
             layers=MEASURED_LAYERS * cut.pipeline,
             kinds=self.profile.layer_kinds,
-            text_config=self.profile.multimodal,
+            text_config=self.profile.nested,
         )
 
     def _exact(self, cut: Cut, limits: EngineLimits) -> Estimate:

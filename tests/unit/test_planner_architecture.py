@@ -362,6 +362,12 @@ def test_every_family_names_a_tower_that_exists():
 
 EVERYTHING = LLAMA | DEEPSEEK | NEXT | NEMOTRON | {"num_local_experts": 8, "sliding_window": 128}
 EVERYTHING |= {"num_key_value_heads": 8, "global_head_dim": 512, "num_kv_shared_layers": 2}
+EVERYTHING |= {"moe_num_experts": 8, "moe_k": 2, "mamba_n_heads": 32, "mamba_d_state": 16}
+EVERYTHING |= {
+    "ffn_config": {"moe_num_experts": 8, "moe_top_k": 2, "ffn_hidden_size": 512},
+    "attn_config": {"kv_n_heads": 8},
+    "model_type": "llama",
+}
 STRANGE = [
     None,
     -1,
@@ -385,7 +391,8 @@ STRANGE = [
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_every_family_is_laid_out_and_replayed(name):
     """Each architecture of the table yields layers, and weights on every stage of a cut."""
-    model = read(EVERYTHING | {"architectures": [name]})
+    kinds = {"layer_types": ["mamba", "attention"] * 3} if "Granite" in name else {}
+    model = read(EVERYTHING | {"architectures": [name]} | kinds)
     assert len(model.layers) == 6
     assert all(size > 0 for size in stage_weights(model, Place(4, 2, draft=True)))
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rayserve.errors import SpecError
+from rayserve.planner.support import schemes
 from rayserve.planner.weights.facts import Facts, UnknownModelError
 
 FP8, INT8, PACKED, MXFP4, NVFP4 = "fp8", "int8", "packed", "mxfp4", "nvfp4"
@@ -37,6 +39,7 @@ RENAMED = {
     "compressed_tensors": "compressed-tensors",
     "gpt_oss_mxfp4": "mxfp4",
     "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
 }
 
 
@@ -137,7 +140,12 @@ def _spellings(name: str) -> tuple[str, ...]:
     if not name.startswith("model."):
         return (name, f"model.{name}")
     inner = name.removeprefix("model.")
-    return (name, f"language_model.{name}", f"model.language_model.{inner}")
+    return (
+        name,
+        f"language_model.{name}",
+        f"model.language_model.{inner}",
+        f"backbone.{inner}",
+    )
 
 
 def read_quantization(facts: Facts, flag: str = "") -> Quantization | None:
@@ -187,6 +195,14 @@ def _unknown(found: str, facts: Facts) -> UnknownModelError:
 def _online(flag: str, facts: Facts) -> Quantization | None:
     if not flag or flag in {"none", "auto"}:
         return None
+    if flag not in schemes.ONLINE:
+        # get_quant_config of model_loader/weight_utils.py finds no file that describes the format
+        raise SpecError(
+            f"a checkpoint that is quantized with {flag}",
+            found="a config.json without quantization_config",
+            do="take such a checkpoint, or write one of: " + ", ".join(sorted(schemes.ONLINE)),
+            where=facts.where,
+        )
     if flag not in ONLINE:
         raise _unknown(f"`--quantization {flag}` and a config.json without quantization", facts)
     scale = ONLINE[flag]
@@ -237,18 +253,43 @@ def _mxfp4(stated: Facts) -> Quantization:
     return Quantization("mxfp4", groups, _ignored(stated), WILDCARD, experts_only=True)
 
 
+MODELOPT = {
+    "FP8": Scheme(FP8, TENSOR, static_input=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(FP8, CHANNEL),
+    "FP8_PB_WO": Scheme(FP8, BLOCK, block=(128, 128)),
+    "NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16, static_input=True),
+    "W4A16_NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16),
+}
+
+
 def _modelopt(stated: Facts) -> Quantization:
-    algorithm = stated.text("quant_algo").upper()
-    schemes = {
-        "FP8": Scheme(FP8, TENSOR, static_input=True),
-        "FP8_PER_CHANNEL_PER_TOKEN": Scheme(FP8, CHANNEL),
-        "FP8_PB_WO": Scheme(FP8, BLOCK, block=(128, 128)),
-        "NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16, static_input=True),
-    }
-    if algorithm not in schemes:
+    inner = stated.inner("quantization") or stated
+    algorithm = inner.text("quant_algo", stated.text("quant_algo")).upper()
+    ignored = (*_ignored(stated), *_ignored(inner))
+    if algorithm == "MIXED_PRECISION":
+        return _mixed(inner, ignored)
+    if algorithm not in MODELOPT:
         raise _unknown(f"`{algorithm}` as quant_algo of modelopt", stated)
-    groups = ((("Linear",), schemes[algorithm]),)
-    return Quantization("modelopt", groups, _ignored(stated), WILDCARD)
+    groups = ((("Linear",), MODELOPT[algorithm]),)
+    return Quantization("modelopt", groups, ignored, WILDCARD)
+
+
+def _mixed(stated: Facts, ignored: tuple[str, ...]) -> Quantization:
+    """A format for each matrix that is named; the others stay as they were
+    (ModelOptMixedPrecisionConfig).
+    """
+    layers = stated.inner("quantized_layers")
+    if layers is None or not layers.data:
+        raise _unknown("MIXED_PRECISION of modelopt without quantized_layers", stated)
+    named: dict[str, list[str]] = {}
+    for name in layers.data:
+        entry = layers.inner(str(name))
+        algorithm = entry.text("quant_algo").upper() if entry is not None else ""
+        if algorithm not in MODELOPT:
+            raise _unknown(f"`{algorithm}` for `{str(name)[:60]}` of modelopt", stated)
+        named.setdefault(algorithm, []).append(str(name))
+    groups = tuple((tuple(names), MODELOPT[kind]) for kind, names in sorted(named.items()))
+    return Quantization("modelopt", groups, ignored, WILDCARD, head="lm_head" in layers.data)
 
 
 def _quark(stated: Facts) -> Quantization:
