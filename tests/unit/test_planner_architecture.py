@@ -295,10 +295,57 @@ def test_an_unknown_format_is_said_to_be_unknown(quantization):
         read(LLAMA | {"quantization_config": quantization})
 
 
-def test_an_unknown_flag_is_said_to_be_unknown():
-    """`--quantization` with a method that only reads its own checkpoints needs one."""
+@pytest.mark.parametrize("flag", ["awq", "gptq_marlin", "bitsandbytes", "compressed-tensors"])
+def test_a_method_that_reads_its_own_checkpoints_is_refused_without_one(flag):
+    """vLLM finds no description of the format and stops; so does the plan, naming what works."""
+    with pytest.raises(SpecError, match=f"quantized with {flag}") as refused:
+        read(LLAMA, quantization=flag)
+    assert not isinstance(refused.value, UnknownModelError)
+    assert "fp8" in refused.value.do
+
+
+def test_a_format_made_while_loading_that_is_not_laid_out_is_said_to_be_unknown():
+    """vLLM takes the flag, so it is no refusal, but the sizes are not known."""
     with pytest.raises(UnknownModelError, match="quantization"):
-        read(LLAMA, quantization="awq")
+        read(LLAMA, quantization="mxfp8")
+
+
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        **{f"model.layers.0.self_attn.{p}_proj": {"quant_algo": "FP8"} for p in "qkvo"},
+        **{
+            f"model.layers.0.mlp.{p}_proj": {"quant_algo": "W4A16_NVFP4"}
+            for p in ("gate", "up", "down")
+        },
+        "lm_head": {"quant_algo": "W4A16_NVFP4"},
+    },
+    "ignore": ["mtp*"],
+}
+
+
+def test_mixed_precision_gives_each_matrix_its_own_format():
+    """Fused matrices take that of their parts; what is not named stays in 16 bits."""
+    model = read(LLAMA | {"quantization_config": MIXED})
+    formats = model.quantization
+    kinds = [
+        formats.scheme(
+            linear(model.layers[index], name).name, linear(model.layers[index], name).parts
+        )
+        for index, name in ((0, "qkv_proj"), (0, "gate_up_proj"), (0, "down_proj"), (1, "qkv_proj"))
+    ]
+    assert [kind and kind.kind for kind in kinds] == ["fp8", "nvfp4", "nvfp4", None]
+    assert isinstance(model.tail[-1], Linear)  # the head is quantized too
+
+
+@pytest.mark.parametrize(
+    "layers", [None, {}, {"a": {"quant_algo": "Q4_K"}}, {"a": {}}, [], {"a": 3}]
+)
+def test_mixed_precision_of_a_strange_kind_is_no_traceback(layers):
+    """Without names, or with a format that is not laid out, nothing is guessed."""
+    with pytest.raises(SpecError):
+        read(LLAMA | {"quantization_config": MIXED | {"quantized_layers": layers}})
 
 
 def test_ignored_modules_stay_unquantized():

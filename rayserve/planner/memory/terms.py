@@ -123,10 +123,11 @@ SORTED_BYTES = 36
 values and int64 indices (12) and its own workspace (20). Five logs of 0.11 and three of 0.6 agree
 within 1 %."""
 FLASHINFER_SAMPLES = (0, 8)
-"""From here until nothing was sorted any more, sampling went through FlashInfer where that package was
-installed, and sorted nothing (topk_topp_sampler.py of these releases, recalled). It was not among
-vLLM's dependencies, but in its container images; a log rarely says. Of seven logs five have sorted;
-two (Mistral-Small on 0.11, Qwen3-0.6B on 0.10.2 with FlashInfer's attention) have not."""
+"""From here until nothing was sorted any more, runner V1 sampled with FlashInfer wherever that package
+was installed (v1/sample/ops/topk_topp_sampler.py: in V1 an unset VLLM_USE_FLASHINFER_SAMPLER means
+yes), and that sorts nothing. vLLM's images had the package, its dependencies at first had not, and a
+table of figures does not say. Of seven logs five have sorted; two (Mistral-Small on 0.11, Qwen3-0.6B
+on 0.10.2 with FlashInfer's attention) have not."""
 DRAWN_BYTES = 12
 """The same from 0.17, where nothing is sorted: float32 copy, probabilities, exponential noise. Also of
 models in float32, by one log, though there the copy is none."""
