@@ -348,6 +348,36 @@ def test_mixed_precision_of_a_strange_kind_is_no_traceback(layers):
         read(LLAMA | {"quantization_config": MIXED | {"quantized_layers": layers}})
 
 
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+
+
+def test_gptq_may_leave_modules_or_give_them_other_bits():
+    """`dynamic` of GPTQModel: a minus excludes, anything else overrides, the first match counts."""
+    rules = {"-:.*\\.down_proj": {}, "+:.*\\.layers\\.1\\..*": {"bits": 8, "group_size": -1}}
+    model = read(LLAMA | {"quantization_config": GPTQ | {"dynamic": rules}})
+    found = {
+        (index, name): model.quantization.scheme(
+            linear(model.layers[index], name).name, linear(model.layers[index], name).parts
+        )
+        for index in (0, 1)
+        for name in ("qkv_proj", "down_proj")
+    }
+    assert found[0, "down_proj"] is None
+    assert found[1, "down_proj"] is None
+    assert (found[0, "qkv_proj"].bits, found[0, "qkv_proj"].group) == (4, 128)
+    assert (found[1, "qkv_proj"].bits, found[1, "qkv_proj"].group) == (8, 0)
+
+
+def test_gptq_of_some_modules_leaves_the_others():
+    """`modules_in_block_to_quantize` lists what a checkpoint holds in few bits."""
+    listed = {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj"]]}
+    model = read(LLAMA | {"quantization_config": GPTQ | listed})
+    layer = model.layers[0]
+    assert model.quantization.scheme(linear(layer, "qkv_proj").name) is None
+    gate = linear(layer, "gate_up_proj")
+    assert model.quantization.scheme(gate.name, gate.parts).bits == 4
+
+
 def test_ignored_modules_stay_unquantized():
     """Names, prefixes and patterns in the lists of every method are honoured, for parts as for wholes."""
     ignore = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp", "re:.*layers\\.2\\..*down.*"]

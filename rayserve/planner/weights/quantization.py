@@ -11,7 +11,7 @@ import fnmatch
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayserve.errors import SpecError
 from rayserve.planner.support import schemes
@@ -234,8 +234,7 @@ def _packed(stated: Facts) -> Quantization:
     """GPTQ, AWQ, and what AutoRound writes in either layout."""
     method = RENAMED.get(stated.text("quant_method").lower(), stated.text("quant_method").lower())
     bits = stated.count("bits", "w_bit", most=8)
-    given = stated.data.get("group_size", stated.data.get("q_group_size"))
-    group = 0 if given == -1 else stated.optional("group_size", "q_group_size", most=GROUP_LIMIT)
+    group = _group_size(stated)
     packing = stated.text("packing_format", stated.text("backend"))
     awq = method == "awq" or "awq" in packing
     zeros = stated.flag("zero_point", default=True) if awq else not stated.flag("sym", default=True)
@@ -243,8 +242,45 @@ def _packed(stated: Facts) -> Quantization:
         PACKED, GROUP, bits=bits, group=group, zero_points=zeros, layout=AWQ if awq else GPTQ
     )
     head = stated.flag("lm_head", default=False)
-    groups = ((("Linear",), scheme),)
+    groups = (*_overrides(stated, scheme), (_quantized_parts(stated), scheme))
     return Quantization(method, groups, _ignored(stated), PART, head=head)
+
+
+def _group_size(stated: Facts) -> int:
+    """Inputs that share a scale; 0 where the file says -1: all of them."""
+    given = stated.data.get("group_size", stated.data.get("q_group_size"))
+    return 0 if given == -1 else stated.optional("group_size", "q_group_size", most=GROUP_LIMIT)
+
+
+def _quantized_parts(stated: Facts) -> tuple[str, ...]:
+    """Parts of a layer that GPTQ was applied to; without a list, all of them."""
+    raw = stated.data.get("modules_in_block_to_quantize")
+    if raw is None:
+        return ("Linear",)
+    rows = raw if isinstance(raw, list) else [raw]
+    names = [name for row in rows for name in (row if isinstance(row, list) else [row])]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise stated.wrong("modules_in_block_to_quantize", "a list of module names", raw)
+    return tuple(names)
+
+
+def _overrides(stated: Facts, scheme: Scheme) -> tuple[tuple[tuple[str, ...], Scheme | None], ...]:
+    """GPTQModel's `dynamic`: "-:pattern" leaves modules as they are, others change bits or group
+    (get_dynamic_override of quantization/utils/gptq_utils.py).
+    """
+    rules = stated.inner("dynamic")
+    found: list[tuple[tuple[str, ...], Scheme | None]] = []
+    for pattern in rules.data if rules is not None else ():
+        own = rules.inner(str(pattern)) if rules is not None else None
+        text = str(pattern)
+        if text.startswith("-:"):
+            found.append(((f"re:{text[2:]}",), None))
+        elif own is not None:
+            bits = own.count("bits", default=scheme.bits, most=8)
+            group = _group_size(own) if own.has("group_size") else scheme.group
+            changed = replace(scheme, bits=bits, group=group)
+            found.append(((f"re:{text.removeprefix('+:')}",), changed))
+    return tuple(found)
 
 
 def _mxfp4(stated: Facts) -> Quantization:
