@@ -176,7 +176,7 @@ def _rope(spec: ClusterSpec, profile: ModelProfile) -> dict[str, Any]:
         # The whole mapping is replaced, so the base frequency must be told again.
         "rope_parameters": {**rope.model_dump(), "rope_theta": profile.rope_theta},
     }
-    return {"text_config": overrides} if profile.multimodal else overrides
+    return {"text_config": overrides} if profile.nested else overrides
 
 
 def _offload(args: _Arguments, spec: ClusterSpec) -> None:

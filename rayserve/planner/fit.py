@@ -18,6 +18,7 @@ from rayserve.planner.kv.layers import (
     CacheKind,
     LayerCache,
     attention_layer,
+    latent_layer,
     layer_bytes_per_token,
 )
 from rayserve.planner.memory import simple as memory
@@ -129,14 +130,20 @@ class Fit:
         draft = self.profile.draft
         if draft is None:
             return []
-        layer = attention_layer(
-            CacheKind.FULL,
-            kv_heads=draft.kv_heads,
-            tensor=cut.tensor,
-            head_dim=draft.head_dim,
-            kv_cache_dtype=self.spec.precision.kv_cache_dtype,
-            model_bytes=draft.dtype_bits // 8,
-        )
+        kv_cache_dtype, element = self.spec.precision.kv_cache_dtype, draft.dtype_bits // 8
+        if draft.latent_dim:
+            layer = latent_layer(
+                draft.latent_dim, kv_cache_dtype=kv_cache_dtype, model_bytes=element
+            )
+        else:
+            layer = attention_layer(
+                CacheKind.FULL,
+                kv_heads=draft.kv_heads,
+                tensor=cut.tensor,
+                head_dim=draft.head_dim,
+                kv_cache_dtype=kv_cache_dtype,
+                model_bytes=element,
+            )
         return [layer] * draft.layers
 
     def holds(self, cut: Cut, limits: EngineLimits) -> bool:
@@ -272,7 +279,7 @@ class Fit:
             arguments,
             layers=MEASURED_LAYERS * cut.pipeline,
             kinds=self.profile.layer_kinds,
-            text_config=self.profile.multimodal,
+            text_config=self.profile.nested,
         )
 
     def _solve(self, cut: Cut, limits: EngineLimits) -> Estimate:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rayserve.engine import VLLM_VERSION
+from rayserve.errors import SpecError
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.support.divisibility import CutShape, check_cut, tensor_sizes
@@ -16,6 +18,7 @@ from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import Finding, check_precision
 from rayserve.planner.support.schemes import Scheme, schemes_of
 from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.weights.families import FAMILIES
 from rayserve.planner.weights.formats import FP8_COMPUTE
 from rayserve.spec import ClusterSpec, NodePool
 
@@ -51,6 +54,7 @@ class Obstacles:
         Raises:
             SpecError: the chip or the cut refuses.
         """
+        self._check_served()
         precision = self.spec.precision
         findings = [
             *check_precision(
@@ -72,6 +76,18 @@ class Obstacles:
             if finding.level == "refuse":
                 raise finding.error(self.spec.where(*finding.key))
         return [_sentence(finding) for finding in findings]
+
+    def _check_served(self) -> None:
+        family = FAMILIES.get(self._architecture.name)
+        if family is None or family.until == (0, 0):
+            return
+        last = ".".join(map(str, family.until))
+        raise SpecError(
+            f"an architecture that vLLM {VLLM_VERSION} serves",
+            found=f"{self._architecture.name}, which left it after {last}",
+            do="take a model of another family",
+            where=self.spec.where("model", "config"),
+        )
 
 
 def _sentence(finding: Finding) -> str:

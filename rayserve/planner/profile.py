@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayserve.errors import SpecError, Where
+from rayserve.planner.weights.names import canonical, text_part
 
 VOCAB_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE)."""
@@ -44,6 +45,9 @@ class ModelProfile:
     hybrid: bool = False
     """Some layers keep less than the whole context, so the KV estimate is an upper bound."""
     multimodal: bool = False
+    """It takes images, sound or video beside text."""
+    nested: bool = False
+    """config.json keeps the language model in a part of its own."""
     layer_kinds: tuple[str, ...] = ()
     """`layer_types` of config.json."""
     rope_theta: float = 0
@@ -62,9 +66,11 @@ def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
     Raises:
         SpecError: a figure is missing or is not a positive whole number.
     """
-    inner = config.get("text_config")
-    multimodal = isinstance(inner, Mapping)
-    text: Mapping[str, Any] = {**config, **inner} if isinstance(inner, Mapping) else config
+    config = canonical(config)
+    inner = text_part(config)
+    towers = (config.get(name) for name in ("vision_config", "audio_config"))
+    multimodal = inner is not None or any(isinstance(tower, Mapping) for tower in towers)
+    text: Mapping[str, Any] = {**config, **inner} if inner is not None else config
     read = _Reader(text, where)
     hidden = read.count("hidden_size")
     heads = read.count("num_attention_heads")
@@ -97,6 +103,7 @@ def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
         latent_dim=latent + read.optional("qk_rope_head_dim") if latent else 0,
         hybrid=_hybrid(text),
         multimodal=multimodal,
+        nested=inner is not None,
         layer_kinds=_kinds(text),
         rope_theta=_rope_theta(text),
     )

@@ -116,6 +116,15 @@ def test_a_draft_model_takes_from_the_cache():
     assert drafted.uncounted == []
 
 
+def test_a_draft_model_with_latent_attention_keeps_one_vector():
+    """Its cache is the latent of each token, whole on every rank, not keys and values of heads."""
+    latent = config("llama-8b") | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    plain = plan().memory
+    drafted = plan(DRAFT + ", config: draft.json}\n", draft=latent).memory
+    layers = latent["num_hidden_layers"]
+    assert drafted.kv_bytes_per_token - plain.kv_bytes_per_token == layers * 576 * 2
+
+
 @pytest.mark.parametrize(
     "add", [DRAFT + "}\n", "  speculative: {method: mtp, num_tokens: 1}\n"], ids=["draft", "mtp"]
 )

@@ -29,6 +29,7 @@ from rayserve.planner.memory.terms import (
     Vision,
     Work,
     activation,
+    flashinfer_buffer,
     graph_memory,
     images_profiled,
     kept_buffers,
@@ -243,6 +244,26 @@ def test_graphs_grow_with_sizes_and_layers():
     assert graph_memory(V19, sizes, layers=40).actual.expected < whole.expected
     assert graph_memory(V19, [1, 2], layers=78, experts=True).actual.expected < 0.1 * GIB
     assert graph_memory(version_facts("0.6.5"), sizes, layers=40).estimate.high == 0
+
+
+def test_flashinfer_makes_its_workspace_as_graphs_are_recorded():
+    """394 MiB, which the estimate holds from 0.20 on; 0.32 lets it grow with step and heads."""
+    older = flashinfer_buffer(version_facts("0.24.0"), step_tokens=8192, query_width=4096)
+    assert (older.low, older.expected, older.high) == (394 * MIB, 394 * MIB, 512 * MIB)
+    assert flashinfer_buffer(V32, step_tokens=8192, query_width=4096).expected == 512 * MIB
+    assert flashinfer_buffer(V32, step_tokens=2048, query_width=1024).expected == 394 * MIB
+    plain = graph_memory(V19, [1, 2], layers=8)
+    more = plain.beside(older)
+    assert more.estimate.expected - plain.estimate.expected == 394 * MIB
+    assert more.actual.high - plain.actual.high == 512 * MIB
+
+
+def test_before_0_17_nobody_knows_who_sampled():
+    """FlashInfer sorts nothing: the low end is without the sort, the expectation and the rest with it."""
+    unsure = activation(version_facts("0.11.0"), LLAMA_8B, capability=9)
+    sure = activation(V19, LLAMA_8B, capability=9)
+    assert unsure.low <= sure.expected < unsure.expected < unsure.high
+    assert unsure.expected - unsure.low > 2 * GIB
 
 
 def test_buffers_count_from_0_27():

@@ -26,6 +26,8 @@ from rayserve.planner.memory.calibration import Measured, Shape, calibrate
 from rayserve.planner.memory.encoder import vision_work
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Batch, Runner, VersionFacts, capture_sizes
+from rayserve.planner.support.limits import attentions
+from rayserve.planner.support.precision import capability_of, chosen_backend
 from rayserve.planner.weights.architecture import Architecture, vocab_rows
 from rayserve.planner.weights.formats import FP8_COMPUTE, Target
 from rayserve.planner.weights.modules import MLA, Experts, Layer, Linear, Module, share
@@ -215,6 +217,14 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
         else []
     )
     layers = len(stage_range(len(architecture.layers), setup.pipeline, stage))
+    graphs = terms.graph_memory(setup.facts, sizes, layers=layers, experts=work.experts is not None)
+    width = _flashinfer_width(architecture, setup)
+    if width and setup.graphs:
+        graphs = graphs.beside(
+            terms.flashinfer_buffer(
+                setup.facts, step_tokens=setup.batch.step_tokens, query_width=width
+            )
+        )
     found = Terms(
         weights=weights,
         activation=terms.activation(setup.facts, work, capability=setup.capability),
@@ -225,9 +235,7 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
             capability=setup.capability,
         ),
         buffers=terms.kept_buffers(setup.facts, work),
-        graphs=terms.graph_memory(
-            setup.facts, sizes, layers=layers, experts=work.experts is not None
-        ),
+        graphs=graphs,
     )
     shape = Shape(setup.tensor, setup.pipeline, setup.batch, setup.max_model_len)
     return kv_budget(
@@ -238,6 +246,26 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
         pinned_kv_bytes=setup.pinned_kv_bytes,
         ranks=setup.tensor * setup.pipeline,
     )
+
+
+def _flashinfer_width(architecture: Architecture, setup: Setup) -> int:
+    """Elements of a token's queries on a rank, where FlashInfer attends; 0: another backend does."""
+    if setup.rocm or setup.facts.runner is Runner.V0:
+        return 0
+    capability = capability_of(setup.capability)
+    kinds = [
+        kind for kind in attentions(architecture, images=setup.images > 0) if kind.kind == "full"
+    ]
+    chosen = {
+        chosen_backend(
+            kind, dtype=architecture.dtype, kv=setup.kv_cache_dtype, capability=capability
+        )
+        for kind in kinds
+    }
+    if "FLASHINFER" not in chosen:
+        return 0
+    widths = (one.attention.heads * one.attention.key_size for one in architecture.layers)
+    return share(max(widths), setup.tensor)
 
 
 def stage_work(architecture: Architecture, setup: Setup, stage: int) -> terms.Work:

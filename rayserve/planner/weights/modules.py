@@ -52,6 +52,8 @@ class Linear:
     quantizable: bool = True
     element_bytes: int = 0
     """Of an unquantized weight; 0: the activations' type."""
+    repeated: tuple[int, ...] = ()
+    """Outputs, by their place, that every rank of a column cut holds whole."""
 
     def local(self, tensor: int) -> tuple[int, tuple[int, ...]]:
         """Inputs and outputs of the share of one of `tensor` ranks."""
@@ -63,7 +65,10 @@ class Linear:
             heads = local_kv_heads(self.kv_heads, tensor)
             kept = (size // self.kv_heads * heads for size in self.outputs[1:])
             return self.inputs, (share(self.outputs[0], tensor), *kept)
-        return self.inputs, tuple(share(size, tensor) for size in self.outputs)
+        return self.inputs, tuple(
+            size if at in self.repeated else share(size, tensor)
+            for at, size in enumerate(self.outputs)
+        )
 
 
 @dataclass(frozen=True, slots=True)
