@@ -7,7 +7,8 @@
                                       ├── timeouts     limits in seconds
                                       ├── endpoint     where Serve listens
                                       ├── environment  what every Ray node must have in its environment
-                                      └── memory       the estimate that the verdict rests on
+                                      ├── memory       the estimate that the verdict rests on
+                                      └── checkpoint   what its files hold, where they were read
 
 A plan has no nulls and no free-key maps, because it crosses to Ansible, whose argument specs know
 neither: what is absent is left out, and maps are lists of `{name, value}` records.
@@ -222,7 +223,7 @@ class MemoryEstimate(Record):
     """GPU memory of the rank with the smallest cache, in bytes.
 
     `exact`: weights and cache layout follow vLLM's own rules, and the uncertain terms carry a range.
-    `simple`: the architecture is not known, and the terms are bounds and allowances.
+    `simple`: the architecture is not known; the sum of the weights is, and all else is bounded.
     """
 
     model: Literal["simple", "exact"]
@@ -248,11 +249,19 @@ class MemoryEstimate(Record):
     max_concurrency_low: float = 0
     max_concurrency_high: float = 0
     verdict: str = ""
-    """`fits`, `fits with margin …`, or `within the uncertainty: measure`; empty for `simple`."""
+    """`fits`, `fits with margin …`, or `within the uncertainty: measure`."""
     because: str = ""
     terms: list[MemoryTerm] = []
     uncounted: list[str] = []
     """What takes memory too but is in no term, so that the plan cannot say that it fits."""
+
+
+class StoredBytes(Record):
+    """Bytes of all tensors of one type in the checkpoint's files."""
+
+    name: str
+    """safetensors' name of the type, such as `BF16`."""
+    value: int = Field(ge=0)
 
 
 class NodePoolPlan(Record):
@@ -285,6 +294,9 @@ class Plan(Record):
     """What every Ray node needs in its environment before Ray starts (`rayserve env`)."""
     memory: MemoryEstimate | None = None
     """Absent for the CPU engine, which has no GPU memory to prove."""
+    checkpoint: list[StoredBytes] = []
+    """What the checkpoint's files hold, by their headers; empty: they were not at hand. Where they are
+    not, what an earlier plan of the same config.json says stays."""
     notes: list[str] = []
     """What the planner wants a person to know."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rayserve.engine import VLLM_VERSION
+from rayserve.engine import VLLM_VERSION, check_served
 from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
@@ -16,20 +16,22 @@ from rayserve.plan import (
     Plan,
     ReplicaPlan,
     ScalingPlan,
+    StoredBytes,
     Timeouts,
 )
 from rayserve.planner.arguments import check_formats, engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
+from rayserve.planner.checkpoint import checkpoint_sum, differences
 from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.fit import Fit
 from rayserve.planner.memory.simple import Cut
-from rayserve.planner.obstacles import Obstacles
+from rayserve.planner.obstacles import Obstacles, check_hosts
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.sizing import Sizing, holds, size
 from rayserve.planner.weights.architecture import Architecture, read_architecture
-from rayserve.planner.weights.facts import UnknownModelError
+from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.spec import ClusterSpec, serving_pool
 
 MIB = 2**20
@@ -62,6 +64,7 @@ def build_plan(
     *,
     draft_config: Mapping[str, Any] | None = None,
     digests: Mapping[str, str] | None = None,
+    checkpoint: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan of a spec whose paths are absolute.
 
@@ -71,25 +74,32 @@ def build_plan(
         sha256: of the spec file.
         draft_config: content of the draft model's config.json; None: there is none.
         digests: SHA-256 of the small files of `planner.content`, as far as they can be read here.
+        checkpoint: bytes of the checkpoint's tensors by safetensors' name of their type, as the
+            headers of its files say, now or when it was planned before; None: nobody read them.
 
     Raises:
         SpecError: a value that this hardware or model does not take.
         EngineArgumentError: an argument or variable that vLLM does not take.
         DoesNotFitError: the hardware cannot hold it.
     """
-    digests = digests or {}
+    digests, stored = digests or {}, checkpoint or {}
+    served = _served(spec, model_config)
     profile = _profile(spec, model_config, draft_config)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
     architecture = _architecture(spec, profile, model_config)
-    fit = Fit(spec, profile, architecture, gpu) if gpu is not None else None
+    fit = None
+    if gpu is not None:
+        held = checkpoint_sum(spec, profile, architecture, stored)
+        fit = Fit(spec, profile, architecture, gpu, held)
     obstacles = None
     if architecture is not None and gpu is not None:
         obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
+    check_hosts(spec, pool, cut)
     told = obstacles.check(pool, cut) if obstacles is not None else []
     sizing = size(spec, profile, fit, cut)
     placement = place(spec, pool, cut, label)
@@ -138,8 +148,11 @@ def build_plan(
         endpoint=_endpoint(spec),
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
+        checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
         notes=[
+            *served,
             *_unused(spec, architecture),
+            *differences(architecture, stored),
             *told,
             *_notes(spec, gpu, cut, sizing),
             *unread(spec, digests),
@@ -189,28 +202,25 @@ def _architecture(
             quantization=wanted if wanted != "auto" and not profile.quantization else "",
         )
     except UnknownModelError:
-        if profile.latent_dim and not spec.model.checkpoint_bytes:
-            raise SpecError(
-                "`model.checkpoint_bytes`, since this architecture with latent attention (MLA) is "
-                "not known",
-                found="nothing",
-                do="add the sum of the tensor sizes of the checkpoint, in bytes",
-                where=spec.where("model"),
-            ) from None
-        _demand_bits(spec, profile)
         return None
 
 
-def _demand_bits(spec: ClusterSpec, profile: ModelProfile) -> None:
-    """Without a known architecture the size of a quantized weight must be."""
-    unknown = profile.quantization and profile.weight_bits == profile.dtype_bits
-    if unknown and spec.precision.weight_bits == "auto":
-        raise SpecError(
-            f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
-            found="nothing",
-            do="add `weight_bits: 8` or `weight_bits: 4` under precision",
-            where=spec.where("precision"),
-        )
+def _served(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> list[str]:
+    """What should be known of how vLLM serves the model, for the plan's notes.
+
+    Raises:
+        SpecError: it does not serve it as a model that writes text.
+    """
+    if model_config is None:
+        return []
+    where = spec.where("model", "config")
+    note = check_served(
+        Facts(model_config, where).words("architectures"),
+        where,
+        implementation=str(spec.engine_args.get("model_impl", "auto")),
+        plugins=bool(spec.env.get("VLLM_PLUGINS")),
+    )
+    return [note] if note else []
 
 
 def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:

@@ -1,12 +1,14 @@
 """What does a cut of the model leave for the KV cache on the spec's GPUs?
 
-Exact where the architecture is known (memory/estimate.py); else memory/simple.py, marked so.
+Exact where the architecture is known (memory/estimate.py); else bounds around the checkpoint's sum
+(memory/bounded.py), marked so.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
@@ -19,7 +21,14 @@ from rayserve.planner.kv.layers import (
     layer_bytes_per_token,
 )
 from rayserve.planner.memory import simple as memory
-from rayserve.planner.memory.budget import Outcome, measure_command, requested_bytes
+from rayserve.planner.memory.bounded import Bounded, bounded
+from rayserve.planner.memory.budget import (
+    Budget,
+    Outcome,
+    Verdict,
+    measure_command,
+    requested_bytes,
+)
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
 from rayserve.planner.memory.ranges import GIB, Range
 from rayserve.planner.memory.simple import Cut
@@ -79,12 +88,21 @@ def chooses_graphs(spec: ClusterSpec) -> bool:
 
 
 class Fit:
-    """Memory of one model on one kind of GPU, for any cut and limits."""
+    """Memory of one model on one kind of GPU, for any cut and limits.
+
+    `checkpoint_bytes`: of all its weights as they are loaded; needed where there is no architecture.
+    """
 
     def __init__(
-        self, spec: ClusterSpec, profile: ModelProfile, architecture: Architecture | None, gpu: Gpu
+        self,
+        spec: ClusterSpec,
+        profile: ModelProfile,
+        architecture: Architecture | None,
+        gpu: Gpu,
+        checkpoint_bytes: int = 0,
     ) -> None:
         self.spec = spec
+        self.checkpoint_bytes = checkpoint_bytes
         self.profile = profile
         self.architecture = architecture
         self.gpu = gpu
@@ -104,7 +122,7 @@ class Fit:
     def weights(self, cut: Cut) -> int:
         """Weights of the model, its adapters and its draft model, on the fullest rank."""
         if self.architecture is None:
-            model = memory.weights_bytes(self.profile, cut, self.spec.model.checkpoint_bytes)
+            model = memory.weights_range(self.profile, cut, self.checkpoint_bytes).expected
         else:
             model = max(self._weights(cut))
         return model + self._lora(cut) + memory.draft_bytes(self.profile, cut)
@@ -136,15 +154,25 @@ class Fit:
 
     def holds(self, cut: Cut, limits: EngineLimits) -> bool:
         """Whether nothing proves that vLLM would refuse to start."""
+        return self._verdict(cut, limits).outcome is not Outcome.CANNOT
+
+    def expects(self, cut: Cut, limits: EngineLimits) -> bool:
+        """Whether it holds by what is expected too, where only bounds are known."""
+        if self.architecture is not None:
+            return self.holds(cut, limits)
+        kv = self._bounded(cut, limits).budget.kv.expected
+        return self.holds(cut, limits) and kv >= limits.length * self.token_bytes(cut)
+
+    def _verdict(self, cut: Cut, limits: EngineLimits) -> Verdict:
         if self.architecture is None:
-            needed = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
-            return self.weights(cut) + needed <= self.requested_bytes
-        return self._exact(cut, limits).verdict.outcome is not Outcome.CANNOT
+            return self._bounded(cut, limits).verdict
+        return self._exact(cut, limits).verdict
 
     def longest(self, cut: Cut, limits: EngineLimits) -> int:
         """The longest request that could fit, in tokens; 0: none."""
         if self.architecture is None:
-            return (self.requested_bytes - self.weights(cut)) // self.token_bytes(cut)
+            kv = self._bounded(cut, limits).budget.kv.high
+            return max(0, kv) // self.token_bytes(cut)
         return self._exact(cut, limits).highest.estimated_max_model_len
 
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
@@ -153,25 +181,9 @@ class Fit:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
         budget = found.budgets[found.decisive]
-        lora = self._lora(cut)
-        last = found.decisive == cut.pipeline - 1
-        draft = memory.draft_bytes(self.profile, cut) if last else 0
-        terms = dict(budget.counted)
-        overhead = sum(
-            term.expected for name, term in terms.items() if name not in ("weights", "activation")
-        )
         return MemoryEstimate(
             model="exact",
-            total_bytes=budget.total_bytes,
-            requested_bytes=budget.requested_bytes,
-            weights_bytes=terms["weights"].expected - lora - draft,
-            activation_bytes=terms["activation"].expected,
-            overhead_bytes=overhead,
-            lora_bytes=lora,
-            draft_bytes=draft,
-            kv_bytes=max(0, budget.kv.expected),
-            kv_low_bytes=max(0, budget.kv.low),
-            kv_high_bytes=max(0, budget.kv.high),
+            **self._parts(budget, cut, last=found.decisive == cut.pipeline - 1),
             kv_bytes_per_token=self.token_bytes(cut),
             kv_tokens=found.expected.printed_tokens,
             max_concurrency=round(found.expected.max_concurrency, 2),
@@ -179,7 +191,6 @@ class Fit:
             max_concurrency_high=round(found.highest.max_concurrency, 2),
             verdict=found.verdict.title,
             because=found.verdict.reason,
-            terms=[_term(name, term) for name, term in terms.items()],
             uncounted=self._uncounted(),
         )
 
@@ -188,12 +199,13 @@ class Fit:
         gpu, share = self.gpu, self.spec.limits.gpu_memory_utilization
         there = f"{self.requested_bytes / GIB:.1f} GiB, {share:.0%} of {gpu.memory_gib} GiB"
         if self.architecture is None:
+            weights = memory.weights_range(self.profile, cut, self.checkpoint_bytes).low
             cache = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
             needed = (
-                f"{self.weights(cut) / GIB:.1f} GiB of weights and {cache / GIB:.1f} GiB of KV cache "
+                f"{weights / GIB:.1f} GiB of weights at least and {cache / GIB:.1f} GiB of KV cache "
                 f"(one sequence of {limits.length} tokens, or more) on each {gpu.name}"
             )
-            return needed, f"{there}, with nothing else in it"
+            return needed, f"{there}; {self._bounded(cut, limits).verdict.reason}"
         found = self._exact(cut, limits)
         counted = found.budgets[found.decisive].counted
         parts = ", ".join(f"{name} {term.expected / GIB:.1f}" for name, term in counted)
@@ -208,9 +220,7 @@ class Fit:
 
     def measure(self, cut: Cut, limits: EngineLimits) -> str:
         """The vLLM command that measures the uncertain terms on these GPUs; empty: none is needed."""
-        if self.architecture is None:
-            return ""
-        if self._exact(cut, limits).verdict.outcome is not Outcome.MEASURE:
+        if self._verdict(cut, limits).outcome is not Outcome.MEASURE:
             return ""
         spec = self.spec
         arguments: dict[str, object] = {
@@ -297,39 +307,57 @@ class Fit:
             return what
         if guess.method != "mtp":
             return [*what, f"the draft model {guess.model}: give speculative.config"]
-        if self.architecture is None:
-            known, do = bool(spec.model.checkpoint_bytes), "give model.checkpoint_bytes"
-        else:
-            known, do = bool(self.architecture.draft), "config.json does not describe them"
+        known = self.architecture is None or bool(self.architecture.draft)  # the sum has them
+        do = "config.json does not describe them"
         return what if known else [*what, f"the layers that guess (mtp): {do}"]
 
-    def _simple(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
-        profile, graphs = self.profile, self.spec.scheduling.cuda_graphs is not False
-        weights = memory.weights_bytes(profile, cut, self.spec.model.checkpoint_bytes)
-        activation = memory.activation_bytes(
-            profile, cut, step_tokens=limits.step_tokens, seqs=limits.seqs
+    def _bounded(self, cut: Cut, limits: EngineLimits) -> Bounded:
+        return bounded(
+            self.profile,
+            self._setup(cut, limits),
+            checkpoint_bytes=self.checkpoint_bytes,
+            request_bytes=limits.length * self.token_bytes(cut),
         )
-        overhead = memory.overhead_bytes(cut, graphs=graphs)
-        lora, draft = self._lora(cut), memory.draft_bytes(profile, cut)
-        left = self.requested_bytes - weights - activation - overhead - lora - draft
-        kv = self.pinned_bytes or left
-        token_bytes = self.token_bytes(cut)
-        tokens = max(0, kv) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+
+    def _simple(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
+        found, token_bytes = self._bounded(cut, limits), self.token_bytes(cut)
+        kv = found.budget.kv
+
+        def tokens(kv_bytes: int) -> int:
+            return max(0, kv_bytes) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+
         return MemoryEstimate(
             model="simple",
-            total_bytes=self.gpu.memory_bytes,
-            requested_bytes=self.requested_bytes,
-            weights_bytes=weights,
-            activation_bytes=activation,
-            overhead_bytes=overhead,
-            lora_bytes=lora,
-            draft_bytes=draft,
-            kv_bytes=max(0, kv),
+            **self._parts(found.budget, cut, last=True),
             kv_bytes_per_token=token_bytes,
-            kv_tokens=tokens,
-            max_concurrency=round(tokens / limits.length, 2),
+            kv_tokens=tokens(kv.expected),
+            max_concurrency=round(tokens(kv.expected) / limits.length, 2),
+            max_concurrency_low=round(tokens(kv.low) / limits.length, 2),
+            max_concurrency_high=round(tokens(kv.high) / limits.length, 2),
+            verdict=found.verdict.title,
+            because=found.verdict.reason,
             uncounted=self._uncounted(),
         )
+
+    def _parts(self, budget: Budget, cut: Cut, *, last: bool) -> dict[str, Any]:
+        """The fields of the account that a budget fills; `last`: its rank holds the draft model."""
+        lora = self._lora(cut)
+        draft = memory.draft_bytes(self.profile, cut) if last else 0
+        terms = dict(budget.counted)
+        rest = [term for name, term in terms.items() if name not in ("weights", "activation")]
+        return {
+            "total_bytes": budget.total_bytes,
+            "requested_bytes": budget.requested_bytes,
+            "weights_bytes": terms["weights"].expected - lora - draft,
+            "activation_bytes": terms["activation"].expected,
+            "overhead_bytes": sum(term.expected for term in rest),
+            "lora_bytes": lora,
+            "draft_bytes": draft,
+            "kv_bytes": max(0, budget.kv.expected),
+            "kv_low_bytes": max(0, budget.kv.low),
+            "kv_high_bytes": max(0, budget.kv.high),
+            "terms": [_term(name, term) for name, term in terms.items()],
+        }
 
 
 def _whole(value: object, default: int) -> int:
