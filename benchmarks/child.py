@@ -28,7 +28,7 @@ class Child:
     wall_s: float
     cpu_s: float
     peak_mib: float
-    """Largest resident size, as the kernel counted it."""
+    """Largest resident size."""
 
 
 def rayserve(*arguments: str, timeout_s: float = 60) -> Child:
@@ -43,9 +43,10 @@ def run(command: Sequence[str], *, timeout_s: float) -> Child:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err
         )
-        killed = False
-        # wait4 alone tells the resources of this one child.
+        killed, peak_bytes = False, 0
+        # wait4 alone tells the times of this one child; its memory would be ours before the exec.
         while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+            peak_bytes = _peak_bytes(process.pid) or peak_bytes
             if not killed and time.perf_counter() - began > timeout_s:
                 os.kill(process.pid, signal.SIGKILL)
                 killed = True
@@ -61,5 +62,15 @@ def run(command: Sequence[str], *, timeout_s: float) -> Child:
             err=err.read().decode("utf-8", "replace"),
             wall_s=wall_s,
             cpu_s=usage.ru_utime + usage.ru_stime,
-            peak_mib=usage.ru_maxrss * 1024 / MIB,
+            peak_mib=peak_bytes / MIB,
         )
+
+
+def _peak_bytes(pid: int) -> int:
+    """The high-water mark of a process's resident memory so far; 0 once it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("utf-8")
+    except OSError:
+        return 0
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM")), "")
+    return int(line.split()[1]) * 1024 if line else 0

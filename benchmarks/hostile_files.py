@@ -139,7 +139,7 @@ def _files() -> Iterator[Hostile]:
         ("/dev/zero", "found: a device", lambda path: path.symlink_to("/dev/zero")),
         ("a loop of links", "symbolic links", lambda path: path.symlink_to(path.name)),
         ("a link to nothing", "which is not there", lambda path: path.symlink_to("gone.json")),
-        ("no file", "no file at", lambda path: None),
+        ("no file", "no file at", lambda path: path.unlink(missing_ok=True)),
         ("a file nobody may read", "a file that can be read", _unreadable),
         ("a gigabyte of nothing", "1024 MiB", lambda path: _sparse(path, GIB)),
         ("a terabyte of nothing", "1048576 MiB", lambda path: _sparse(path, 1024 * GIB)),
