@@ -35,6 +35,9 @@ INDEX: Final = "model.safetensors.index.json"
 MAX_SHARDS: Final = 4096
 MAX_TENSORS: Final = 300_000
 """A trillion parameters in experts have 140 000."""
+POINTER: Final = b"version https://git-lfs"
+POINTER_BYTES: Final = 1024
+"""A pointer of Git LFS is smaller (its specification)."""
 KINDS: Final = (
     (stat.S_ISDIR, "a folder", "name the file in it"),
     (stat.S_ISFIFO, "a pipe", "write its content into a file"),
@@ -78,8 +81,9 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
 def read_checkpoint(folder: Path) -> dict[str, int]:
     """Bytes of all tensors of a folder's safetensors files, by type and from their headers alone.
 
-    Where there is an index, the files that it names count; else every *.safetensors does. Empty: there
-    are none, or not all that the index names, as while a checkpoint is still downloaded.
+    Where there is an index, the files that it names count; else model*.safetensors, or all where none
+    is named so. Empty: there are none, or not all are at hand: still to be downloaded, a link to
+    nothing, or a pointer of Git LFS in place of the file.
 
     Raises:
         SpecError: a header or the index is broken, or they disagree.
@@ -94,16 +98,26 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
     index = Index({}, None)
     if at.is_symlink() or at.exists():
         index = parse_index(read_bytes(at, MAX_INDEX_BYTES), _where(at))
-        wanted = set(index.files.values())
-        if not wanted <= set(names):
-            return {}
-        names = sorted(wanted)
+        names = sorted(set(index.files.values()))
+    else:
+        # Others beside them hold the same weights again, or an adapter's.
+        names = [name for name in names if name.startswith("model")] or names
+    if not all(_at_hand(folder / name) for name in names):
+        return {}
     _check_count(len(names), MAX_SHARDS, "files", folder)
     files: dict[str, tuple[Tensor, ...]] = {}
     for name in names:
         files[name] = read_header(folder / name)
         _check_count(sum(map(len, files.values())), MAX_TENSORS, "tensors", folder)
     return bytes_by_type(check_index(index, files, _where(at)))
+
+
+def _at_hand(path: Path) -> bool:
+    """Whether there is something that claims to be the file itself."""
+    if not path.exists():
+        return False
+    small = path.is_file() and path.stat().st_size < POINTER_BYTES
+    return not (small and read_bytes(path, POINTER_BYTES).startswith(POINTER))
 
 
 def read_header(path: Path) -> tuple[Tensor, ...]:

@@ -90,13 +90,12 @@ def build_plan(
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
     architecture = _architecture(spec, profile, model_config)
-    fit = None
+    fit = obstacles = None
     if gpu is not None:
         held = checkpoint_sum(spec, profile, architecture, stored)
         fit = Fit(spec, profile, architecture, gpu, held)
-    obstacles = None
-    if architecture is not None and gpu is not None:
-        obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
+        if architecture is not None:
+            obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
     check_hosts(spec, pool, cut)
@@ -127,15 +126,7 @@ def build_plan(
         profile=spec.profile,
         spec_sha256=sha256,
         revision=replica.revision,
-        node_pools=[
-            NodePoolPlan(
-                name=node_pool.name,
-                hosts=node_pool.hosts,
-                gpus_per_host=node_pool.gpus_per_host,
-                gpu=node_pool.gpu.replace(CPU, ""),
-            )
-            for node_pool in spec.node_pools
-        ],
+        node_pools=_pools(spec),
         replica=replica,
         door=door,
         scaling=_scaling(spec, sizing),
@@ -158,6 +149,18 @@ def build_plan(
             *unread(spec, digests),
         ],
     )
+
+
+def _pools(spec: ClusterSpec) -> list[NodePoolPlan]:
+    return [
+        NodePoolPlan(
+            name=pool.name,
+            hosts=pool.hosts,
+            gpus_per_host=pool.gpus_per_host,
+            gpu=pool.gpu.replace(CPU, ""),
+        )
+        for pool in spec.node_pools
+    ]
 
 
 def _profile(

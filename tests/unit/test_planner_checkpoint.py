@@ -87,6 +87,34 @@ def test_a_folder_that_is_half_downloaded_has_no_sum(tmp_path):
     assert read_checkpoint(tmp_path) == {}
 
 
+def test_without_an_index_the_models_own_files_count(tmp_path):
+    """An adapter or a second copy in another format beside them is not counted."""
+    for name in ("model", "adapter_model", "consolidated"):
+        (tmp_path / f"{name}.safetensors").write_bytes(one(name))
+    assert read_checkpoint(tmp_path) == {"U8": 4}
+
+
+@pytest.mark.parametrize("kind", ["pointer", "link"])
+def test_what_only_points_to_the_weights_is_not_at_hand(tmp_path, kind):
+    """A clone without Git LFS, or a copied link, does not keep anybody from planning."""
+    path = tmp_path / "model.safetensors"
+    if kind == "pointer":
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
+    else:
+        path.symlink_to("../blobs/0123")
+    assert read_checkpoint(tmp_path) == {}
+
+
+def test_a_header_alone_is_enough(tmp_path):
+    """The data of a file may be missing altogether, though not in part."""
+    row = {"a": entry("BF16", [4, 8], 64)}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(row))
+    assert read_checkpoint(tmp_path) == {"BF16": 64}
+    (tmp_path / "model.safetensors").write_bytes(safetensors(row, 63))
+    with pytest.raises(SpecError, match="64 bytes of tensors"):
+        read_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["nowhere", "file"])
 def test_a_folder_that_is_none_has_no_sum(tmp_path, name):
     """Where the checkpoint is not at hand, nothing is said."""

@@ -73,7 +73,8 @@ def header_bytes(head: bytes, file_bytes: int, where: Where) -> int:
 def parse_header(data: bytes, file_bytes: int, where: Where) -> tuple[Tensor, ...]:
     """The tensors of a file by its first bytes, in the order of their place in it.
 
-    `data` has at least the bytes that `header_bytes` tells; `file_bytes` is the file's size.
+    `data` has at least the bytes that `header_bytes` tells; `file_bytes` is the file's size. A file may
+    end with its header: then that alone was kept.
 
     Raises:
         SpecError: the header breaks a rule of the format.
@@ -187,5 +188,5 @@ def _check_ranges(tensors: list[Tensor], data_bytes: int, where: Where) -> None:
             needed = f"the data of {brief(tensor.name)} at byte {at}"
             raise _error(needed, f"{tensor.begin}: tensors {what}", where)
         at = tensor.end
-    if at != data_bytes:
+    if data_bytes not in {0, at}:
         raise _error(f"{at} bytes of tensors in the file", f"{data_bytes}", where)
