@@ -236,7 +236,14 @@ def _heavy() -> Iterator[Hostile]:
         yield Hostile(f"four megabytes of {name}", "", _writes("config.json", data))
     keys = ",".join(f'"{n}":1' for n in range(330_000))
     yield Hostile("a third of a million keys", "", _writes("config.json", f"{{{keys}}}".encode()))
-    for text in ("(a+)+$", "(.*)*x", ".*.*.*.*.*.*x", "(x|xx){9,}y", "a" * 600):
+    for text in (
+        "(a+)+$",
+        "(.*)*x",
+        ".*.*.*.*.*.*x",
+        "(x|xx){9,}y",
+        ".*[a-z].*[a-z].*[a-z].*!",
+        "a" * 600,
+    ):
         groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}}
         quant = {
             "quant_method": "compressed-tensors",
@@ -246,7 +253,7 @@ def _heavy() -> Iterator[Hostile]:
         yield Hostile(f"expression {text[:16]}", "quick to match", _sets(quantization_config=quant))
     names = {"quant_method": "awq", "bits": 4, "group_size": 128}
     names["modules_to_not_convert"] = [f"m{n}" for n in range(200_000)]  # type: ignore[assignment]
-    yield Hostile("200 000 names", "at most 2000 names", _sets(quantization_config=names))
+    yield Hostile("200 000 names", "at most 7812 names", _sets(quantization_config=names))
     many = {
         f"t{n}": {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n in range(110_000)
     }

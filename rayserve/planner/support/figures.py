@@ -14,6 +14,7 @@ from typing import Any
 
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
+from rayserve.planner.support.names import check_names
 from rayserve.spec import nearest
 
 UNCHANGED = "copy config.json from the checkpoint, unchanged"
@@ -50,25 +51,6 @@ VOCAB = ("vocab_size", "padded_vocab_size")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 OTHER_PARTS = ("vision_config", "audio_config")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "half", "float")
-NAME_LISTS = (
-    "ignored_layers",
-    "modules_to_not_convert",
-    "ignore",
-    "exclude_modules",
-    "exclude",
-    "targets",
-)
-"""Where a quantization names modules, plainly or after `re:` as a regular expression."""
-MOST_NAMES = 100_000
-"""Of modules that are matched whole: a checkpoint may list every expert."""
-MOST_PARTS = 2000
-"""Of names that are looked for inside of others."""
-MOST_EXPRESSIONS = 100
-LONGEST_EXPRESSION = 500
-WHOLE_NAMES = ("fp8", "fbgemm_fp8", "compressed-tensors")
-_ATOM = r"(?:\\.|\[(?:\\.|[^\]\\])*\]|[^\\\[\]()|*+?{}])(?:[*+]|\{[\d,]*\})[?+]?"
-SLOW_EXPRESSION = re.compile(rf"\)\s*[*+{{]|(?:{_ATOM}){{2}}")
-"""A repeated group, or two repeats side by side: to match it may take for ever."""
 AUTO_ROUND = ("auto-round", "auto_round", "inc")
 """Methods in which a group size of 0 stands for a scale a tensor."""
 TEXT_FIGURES = (("layers", LAYERS), ("width", HIDDEN), ("vocabulary", VOCAB))
@@ -240,7 +222,6 @@ def _check_quantization(part: Mapping[str, Any], prefix: str, where: Where) -> N
             needed = f"`{key}.quant_method` as text"
             raise _error(needed, brief(method), where, f"{key}.quant_method")
         _check_widths(raw, f"{key}.", where)
-        _check_names(raw, f"{key}.", where, whole=method in WHOLE_NAMES)
         groups = raw.get("config_groups")
         if groups is not None and not isinstance(groups, Mapping):
             needed = f"`{key}.config_groups` as an object"
@@ -248,12 +229,12 @@ def _check_quantization(part: Mapping[str, Any], prefix: str, where: Where) -> N
         for label, group in (groups or {}).items():
             shown = label[:40] if label.isprintable() else "?"
             _check_group(group, f"{key}.config_groups.{shown}", where)
+        check_names(raw, f"{key}.", where, layers=_first(part, LAYERS))
 
 
 def _check_group(group: object, key: str, where: Where) -> None:
     if not isinstance(group, Mapping):
         raise _error(f"`{key}` as an object", brief(group), where, key)
-    _check_names(group, f"{key}.", where, whole=True)
     for side in ("weights", "input_activations"):
         part = group.get(side)
         if part is None:
@@ -261,26 +242,6 @@ def _check_group(group: object, key: str, where: Where) -> None:
         if not isinstance(part, Mapping):
             raise _error(f"`{key}.{side}` as an object", brief(part), where, f"{key}.{side}")
         _check_widths(part, f"{key}.{side}.", where)
-
-
-def _check_names(raw: Mapping[str, Any], prefix: str, where: Where, *, whole: bool) -> None:
-    """Lists of modules that can be matched in no time; `whole`: plain names are compared whole."""
-    for name in NAME_LISTS:
-        value, key = raw.get(name), prefix + name
-        if not isinstance(value, list):
-            continue
-        most = MOST_NAMES if whole else MOST_PARTS
-        if len(value) > most:
-            raise _error(f"`{key}` of at most {most} names", f"{len(value)}", where, key)
-        expressions = [item for item in value if isinstance(item, str) and item.startswith("re:")]
-        if len(expressions) > MOST_EXPRESSIONS:
-            needed = f"`{key}` of at most {MOST_EXPRESSIONS} regular expressions"
-            raise _error(needed, f"{len(expressions)}", where, key)
-        for text in expressions:
-            if len(text) > LONGEST_EXPRESSION or SLOW_EXPRESSION.search(text, 3):
-                needed = f"regular expressions in `{key}` that are quick to match"
-                do = "write it without repeated groups and without two repeats side by side"
-                raise _error(needed, brief(text), where, key, do=do)
 
 
 def _check_widths(raw: Mapping[str, Any], prefix: str, where: Where) -> None:
