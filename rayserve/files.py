@@ -96,7 +96,9 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
         return {}
     at = folder / INDEX
     index = Index({}, None)
-    if at.is_symlink() or at.exists():
+    if at.is_symlink() and not at.exists():
+        return {}
+    if at.exists():
         index = parse_index(read_bytes(at, MAX_INDEX_BYTES), _where(at))
         names = sorted(set(index.files.values()))
     else:

@@ -94,10 +94,13 @@ def test_without_an_index_the_models_own_files_count(tmp_path):
     assert read_checkpoint(tmp_path) == {"U8": 4}
 
 
-@pytest.mark.parametrize("kind", ["pointer", "link"])
+@pytest.mark.parametrize("kind", ["pointer", "link", "index"])
 def test_what_only_points_to_the_weights_is_not_at_hand(tmp_path, kind):
     """A clone without Git LFS, or a copied link, does not keep anybody from planning."""
     path = tmp_path / "model.safetensors"
+    if kind == "index":
+        path.write_bytes(one("a"))
+        path = tmp_path / INDEX
     if kind == "pointer":
         path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
     else:

@@ -57,7 +57,12 @@ def weights_range(profile: ModelProfile, cut: Cut, checkpoint_bytes: int) -> Ran
 
     Expected is the share that the shapes tell; certain is only that a rank holds at least an even
     share, and at most everything.
+
+    Raises:
+        ValueError: the sum is not known.
     """
+    if checkpoint_bytes <= 0:
+        raise ValueError("the sum of the weights is needed")
     low, high = rank_bounds(checkpoint_bytes, cut.tensor * cut.pipeline)
     expected = min(max(low, weights_bytes(profile, cut, checkpoint_bytes)), high)
     return Range(low, expected, high, "the checkpoint's sum, from an even share to all of it")
