@@ -12,11 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
 import shutil
-import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,10 @@ from typing import Any
 import yaml
 
 from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
+from rayserve.files import read_bytes, read_checkpoint, read_config
 from rayserve.plan import Plan, ReplicaPlan, parse_plan
 from rayserve.planner import build_plan
-from rayserve.planner.catalogue import Gpu, find_gpu
+from rayserve.planner.catalogue import CPU, Gpu, find_gpu
 from rayserve.planner.content import host_files, model_config_path
 from rayserve.planner.evidence import sift, unused
 from rayserve.planner.render import plan_text, serve_text
@@ -35,7 +34,7 @@ from rayserve.spec import ClusterSpec, absolute_paths, parse_spec, serving_pool
 from rayserve.starts import LEDGER, MOST_STARTS, Ledger, newest, read_starts, starts_text
 
 GROUP_VARS = Path("group_vars", "all")
-# A plan has some tens of KiB, a config.json less.
+# A plan has some tens of KiB.
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 64
 # A safe loader either way; in C where PyYAML has it.
@@ -108,18 +107,23 @@ def make_plan(files: Files, ledgers: Sequence[str] = ()) -> Planned:
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
     """
-    raw = _read(files.spec)
+    raw = read_bytes(files.spec, MAX_BYTES)
     spec = parse_spec(_text(raw, files.spec), str(files.spec))
     folder = files.spec.resolve().parent
     spec = absolute_paths(spec, str(folder))
     draft = spec.speculative.config if spec.speculative is not None else ""
+    config = read_config(folder / spec.model.config)
+    draft_config = read_config(folder / draft) if draft else None
+    before = _recorded(files.plan)
+    digests = _digests(spec, folder, before)
     build = functools.partial(
         build_plan,
         spec,
-        _config(folder / spec.model.config),
+        config,
         hashlib.sha256(raw).hexdigest(),
-        draft_config=_config(folder / draft) if draft else None,
-        digests=_digests(spec, folder, files.plan),
+        draft_config=draft_config,
+        digests=digests,
+        checkpoint=_checkpoint(spec, folder, before, digests),
     )
     kept = _kept(files)
     told: tuple[str, ...] = ()
@@ -164,7 +168,7 @@ def _collected(
 
 
 def _starts(path: Path) -> Ledger:
-    return read_starts(_read(path, large=f"keep its end: tail -n {MOST_STARTS}"))
+    return read_starts(read_bytes(path, MAX_BYTES, shorten=f"keep its end: tail -n {MOST_STARTS}"))
 
 
 def read_plan(path: str) -> Plan:
@@ -182,7 +186,7 @@ def read_yaml(path: str) -> object:
     Raises:
         SpecError, PlanError: it cannot be read, or is not what `rayserve plan` writes.
     """
-    text = _text(_read(Path(path)), Path(path))
+    text = _text(read_bytes(Path(path), MAX_BYTES), Path(path))
     try:
         problem = _unlike_ours(text)
         data: object = None if problem else yaml.load(text, Loader=_Loader)  # noqa: S506
@@ -218,11 +222,13 @@ def current(path: Path) -> str:
         HostError: it is there but cannot be read.
     """
     try:
-        return path.read_bytes().decode("utf-8", "backslashreplace") if path.is_file() else ""
-    except OSError as error:
+        there = path.is_file()
+        return read_bytes(path, MAX_BYTES).decode("utf-8", "backslashreplace") if there else ""
+    except (OSError, SpecError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error.found
         raise HostError(
             "to read what is to be replaced",
-            found=f"{str(path)[:200]}: {error.strerror or type(error).__name__}",
+            found=f"{str(path)[:200]}: {problem or type(error).__name__}",
             do="correct its owner and mode, or write elsewhere with --out",
         ) from None
 
@@ -270,26 +276,6 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path, large: str = "name the right file") -> bytes:
-    """The bytes of a regular file of at most MAX_BYTES; `large`: what to do about a larger one."""
-    do = "check its owner and mode"
-    try:
-        # Without waiting: a pipe that nobody writes to would hold us up.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            data = file.read(MAX_BYTES + 1) if regular else b""
-        problem = "" if regular else "no regular file"
-    except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    else:
-        if len(data) > MAX_BYTES:
-            problem, do = f"more than {MAX_BYTES // 2**20} MiB", large
-    if problem:
-        where = Where(str(path)[:200])
-        raise SpecError("a file that can be read", found=problem, do=do, where=where)
-    return data
-
-
 def _text(raw: bytes, path: Path) -> str:
     try:
         return raw.decode("utf-8")
@@ -302,62 +288,49 @@ def _text(raw: bytes, path: Path) -> str:
         ) from None
 
 
-def _digests(spec: ClusterSpec, folder: Path, plan: Path) -> dict[str, str]:
+def _digests(spec: ClusterSpec, folder: Path, before: Plan | None) -> dict[str, str]:
     """SHA-256 of the small files that define a replica.
 
-    Files of the hosts are read where the plan is made on a host. Elsewhere the digest that plan.yml
-    has of them stays, so that a plan is the same wherever it is made again.
+    Files of the hosts are read where the plan is made on a host. Elsewhere the digest that the plan
+    `before` has of them stays, so that a plan is the same wherever it is made again.
     """
-    found = _recorded(plan)
+    known = before.replica.content if before is not None else []
+    found = {item.name: str(item.value) for item in known}
     places = {path: Path(path) for path in host_files(spec)}
     places[model_config_path(spec)] = folder / spec.model.config
     for name, place in places.items():
-        with contextlib.suppress(OSError):  # not here, or not for us to read
-            if place.is_file():
-                found[name] = hashlib.sha256(place.read_bytes()).hexdigest()
+        with contextlib.suppress(OSError):  # not here, or not for us to look at
+            if place.is_file() and os.access(place, os.R_OK):
+                found[name] = hashlib.sha256(read_bytes(place, MAX_BYTES)).hexdigest()
     return found
 
 
-def _recorded(plan: Path) -> dict[str, str]:
+def _checkpoint(
+    spec: ClusterSpec, folder: Path, before: Plan | None, digests: Mapping[str, str]
+) -> Mapping[str, int]:
+    """Bytes of the checkpoint's tensors by type, from the headers of its files; empty: not known.
+
+    As with the digests, what the plan `before` has of them stays where they are not at hand, as long
+    as the model's config.json is the same.
+    """
+    if serving_pool(spec).gpu == CPU:  # no GPU memory to prove
+        return {}
+    places = [(folder / spec.model.config).parent]
+    if spec.model.path:
+        places.append(Path(spec.model.path))
+    found: Mapping[str, int] = next(filter(None, map(read_checkpoint, places)), {})
+    name = model_config_path(spec)
+    if found or before is None:
+        return found
+    same = any(
+        item.name == name and item.value == digests.get(name) for item in before.replica.content
+    )
+    return {item.name: item.value for item in before.checkpoint} if same else {}
+
+
+def _recorded(path: Path) -> Plan | None:
+    """The plan on disk; None: there is none, or what is there is about to be written anew."""
     try:
-        known = read_plan(str(plan)).replica.content if plan.is_file() else []
+        return read_plan(str(path)) if path.is_file() else None
     except (PlanError, SpecError, OSError):
-        return {}  # it is about to be written anew
-    return {item.name: str(item.value) for item in known}
-
-
-def _config(path: Path) -> dict[str, Any] | None:
-    try:
-        if not path.is_file():
-            return None
-    except OSError as error:
-        raise SpecError(
-            "a model's config.json that can be read",
-            found=error.strerror or str(error),
-            do="correct model.config, or the owner and mode of its folder",
-            where=Where(str(path)[:200]),
-        ) from None
-    try:
-        data = json.loads(_text(_read(path), path))
-    except json.JSONDecodeError as error:
-        raise SpecError(
-            "JSON in a model's config.json",
-            found=error.msg,
-            do="copy config.json from the checkpoint, unchanged",
-            where=Where(str(path), error.lineno),
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(
-            "numbers and nesting as in a model's config.json",
-            found=str(error)[:200],
-            do="copy config.json from the checkpoint, unchanged",
-            where=Where(str(path)),
-        ) from None
-    if not isinstance(data, dict):
-        raise SpecError(
-            "a JSON object in a model's config.json",
-            found=f"a {type(data).__name__}",
-            do="copy config.json from the checkpoint, unchanged",
-            where=Where(str(path), 1),
-        )
-    return data
+        return None

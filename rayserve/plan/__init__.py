@@ -26,6 +26,7 @@ from rayserve.plan.model import (
     Plan,
     ReplicaPlan,
     ScalingPlan,
+    StoredBytes,
     Timeouts,
 )
 from rayserve.plan.parse import parse_plan
@@ -52,6 +53,7 @@ __all__ = [
     "ReplicaPlan",
     "ScalingPlan",
     "StartEstimate",
+    "StoredBytes",
     "Timeouts",
     "parse_plan",
 ]

@@ -10,7 +10,8 @@
                                       ├── memory       the estimate that the verdict rests on
                                       ├── latency      how soon tokens come, as ranges
                                       ├── choices      what was chosen beyond engine arguments, and why
-                                      └── start        how long a start takes
+                                      ├── start        how long a start takes
+                                      └── checkpoint   what its files hold, where they were read
 
 A plan has no nulls and no free-key maps, because it crosses to Ansible, whose argument specs know
 neither: what is absent is left out, and maps are lists of `{name, value}` records.
@@ -190,6 +191,14 @@ class Endpoint(Record):
     """haproxy: Serve's HAProxy, which needs keys; proxy: Serve's own. Both bind `host`."""
 
 
+class StoredBytes(Record):
+    """Bytes of all tensors of one type in the checkpoint's files."""
+
+    name: str
+    """safetensors' name of the type, such as `BF16`."""
+    value: int = Field(ge=0)
+
+
 class NodePoolPlan(Record):
     """A pool of like hosts, as the hosts must be."""
 
@@ -226,6 +235,9 @@ class Plan(Record):
     """What the planner chose beyond engine arguments, each with its reason."""
     start: StartEstimate | None = None
     """Absent where neither the disk's bandwidth nor a real start is known."""
+    checkpoint: list[StoredBytes] = []
+    """What the checkpoint's files hold, by their headers; empty: they were not at hand. Where they are
+    not, what an earlier plan of the same config.json says stays."""
     notes: list[str] = []
     """What the planner wants a person to know."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rayserve.engine import VLLM_VERSION
+from rayserve.engine import VLLM_VERSION, check_served
 from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
@@ -18,24 +18,25 @@ from rayserve.plan import (
     Plan,
     ReplicaPlan,
     ScalingPlan,
+    StoredBytes,
     Timeouts,
 )
 from rayserve.planner.arguments import check_formats, engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
+from rayserve.planner.checkpoint import checkpoint_sum, differences
 from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
 from rayserve.planner.fit import Fit
-from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
-from rayserve.planner.obstacles import Obstacles
+from rayserve.planner.obstacles import Obstacles, check_hosts
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.sizing import Sizing, holds, judged, size
 from rayserve.planner.timing import read_timing
 from rayserve.planner.weights.architecture import Architecture, read_architecture
-from rayserve.planner.weights.facts import UnknownModelError
+from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.planner.weights.tensors import Place, weights_bytes
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
@@ -73,6 +74,7 @@ def build_plan(
     *,
     draft_config: Mapping[str, Any] | None = None,
     digests: Mapping[str, str] | None = None,
+    checkpoint: Mapping[str, int] | None = None,
     ledger: Ledger = NO_STARTS,
 ) -> Plan:
     """The plan of a spec whose paths are absolute.
@@ -83,6 +85,8 @@ def build_plan(
         sha256: of the spec file.
         draft_config: content of the draft model's config.json; None: there is none.
         digests: SHA-256 of the small files of `planner.content`, as far as they can be read here.
+        checkpoint: bytes of the checkpoint's tensors by safetensors' name of their type, as the
+            headers of its files say, now or when it was planned before; None: nobody read them.
         ledger: real starts that were collected beside the spec.
 
     Raises:
@@ -90,19 +94,23 @@ def build_plan(
         EngineArgumentError: an argument or variable that vLLM does not take.
         DoesNotFitError: the hardware cannot hold it.
     """
-    digests = digests or {}
+    digests, stored = digests or {}, checkpoint or {}
+    served = _served(spec, model_config)
     profile = _profile(spec, model_config, draft_config)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
     architecture = _architecture(spec, profile, model_config)
-    fit = Fit(spec, profile, architecture, gpu) if gpu is not None else None
-    obstacles = None
-    if architecture is not None and gpu is not None:
-        obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
+    fit = obstacles = None
+    if gpu is not None:
+        held = checkpoint_sum(spec, profile, architecture, stored)
+        fit = Fit(spec, profile, architecture, gpu, held)
+        if architecture is not None:
+            obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
+    check_hosts(spec, pool, cut)
     told = obstacles.check(pool, cut) if obstacles is not None else []
     timing = read_timing(fit)
     sizing = size(spec, profile, fit, cut, timing)
@@ -116,7 +124,7 @@ def build_plan(
     start = start_estimate(
         replica,
         found.starts,
-        read_bytes=_checkpoint_bytes(spec, profile, architecture) if pool.disk_gb_s else 0,
+        read_bytes=_read_bytes(spec, architecture, stored) if pool.disk_gb_s else 0,
         disk_gb_s=pool.disk_gb_s,
     )
     door = _door(spec, sizing)
@@ -126,15 +134,7 @@ def build_plan(
         profile=spec.profile,
         spec_sha256=sha256,
         revision=replica.revision,
-        node_pools=[
-            NodePoolPlan(
-                name=node_pool.name,
-                hosts=node_pool.hosts,
-                gpus_per_host=node_pool.gpus_per_host,
-                gpu=node_pool.gpu.replace(CPU, ""),
-            )
-            for node_pool in spec.node_pools
-        ],
+        node_pools=_pools(spec),
         replica=replica,
         door=door,
         scaling=_scaling(spec, sizing),
@@ -150,8 +150,11 @@ def build_plan(
         latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
         choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes) if gpu else [],
         start=start,
+        checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
         notes=[
+            *served,
             *_unused(spec, architecture),
+            *differences(architecture, stored),
             *told,
             *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
             *found.notes,
@@ -197,7 +200,8 @@ def _narrowed(
         return sizing
     measured = found.measured(fit.facts, cut)
     if measured:
-        proven = Fit(spec, profile, fit.architecture, fit.gpu, measured)
+        held = fit.checkpoint_bytes
+        proven = Fit(spec, profile, fit.architecture, fit.gpu, held, starts=measured)
         sizing = judged(spec, profile, sizing, proven, cut)
     if sizing.memory is not None and sizing.memory.calibrated:
         return sizing
@@ -205,15 +209,26 @@ def _narrowed(
     return replace(sizing, notes=(*sizing.notes, why))
 
 
-def _checkpoint_bytes(
-    spec: ClusterSpec, profile: ModelProfile, architecture: Architecture | None
+def _read_bytes(
+    spec: ClusterSpec, architecture: Architecture | None, stored: Mapping[str, int]
 ) -> int:
     """About what a host reads at a start: every file of the checkpoint, whatever the cut."""
-    if spec.model.checkpoint_bytes:
-        return spec.model.checkpoint_bytes
-    if architecture is None:
-        return memory.weights_bytes(profile, Cut(1, 1), 0)
+    told = sum(stored.values()) or spec.model.checkpoint_bytes
+    if told or architecture is None:
+        return told
     return weights_bytes(architecture, Place(draft=bool(architecture.draft)))
+
+
+def _pools(spec: ClusterSpec) -> list[NodePoolPlan]:
+    return [
+        NodePoolPlan(
+            name=pool.name,
+            hosts=pool.hosts,
+            gpus_per_host=pool.gpus_per_host,
+            gpu=pool.gpu.replace(CPU, ""),
+        )
+        for pool in spec.node_pools
+    ]
 
 
 def _profile(
@@ -258,28 +273,25 @@ def _architecture(
             quantization=wanted if wanted != "auto" and not profile.quantization else "",
         )
     except UnknownModelError:
-        if profile.latent_dim and not spec.model.checkpoint_bytes:
-            raise SpecError(
-                "`model.checkpoint_bytes`, since this architecture with latent attention (MLA) is "
-                "not known",
-                found="nothing",
-                do="add the sum of the tensor sizes of the checkpoint, in bytes",
-                where=spec.where("model"),
-            ) from None
-        _demand_bits(spec, profile)
         return None
 
 
-def _demand_bits(spec: ClusterSpec, profile: ModelProfile) -> None:
-    """Without a known architecture the size of a quantized weight must be."""
-    unknown = profile.quantization and profile.weight_bits == profile.dtype_bits
-    if unknown and spec.precision.weight_bits == "auto":
-        raise SpecError(
-            f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
-            found="nothing",
-            do="add `weight_bits: 8` or `weight_bits: 4` under precision",
-            where=spec.where("precision"),
-        )
+def _served(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> list[str]:
+    """What should be known of how vLLM serves the model, for the plan's notes.
+
+    Raises:
+        SpecError: it does not serve it as a model that writes text.
+    """
+    if model_config is None:
+        return []
+    where = spec.where("model", "config")
+    note = check_served(
+        Facts(model_config, where).words("architectures"),
+        where,
+        implementation=str(spec.engine_args.get("model_impl", "auto")),
+        plugins=bool(spec.env.get("VLLM_PLUGINS")),
+    )
+    return [note] if note else []
 
 
 def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:

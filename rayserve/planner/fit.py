@@ -1,6 +1,7 @@
 """What does a cut of the model leave for the KV cache on the spec's GPUs?
 
-Exact where the architecture is known (memory/estimate.py); else memory/simple.py, marked so.
+Exact where the architecture is known (memory/estimate.py); else bounds around the checkpoint's sum
+(memory/bounded.py), marked so.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
@@ -22,13 +24,21 @@ from rayserve.planner.kv.layers import (
     layer_bytes_per_token,
 )
 from rayserve.planner.memory import simple as memory
-from rayserve.planner.memory.budget import Outcome, measure_command, requested_bytes
+from rayserve.planner.memory.bounded import Bounded, bounded
+from rayserve.planner.memory.budget import (
+    Budget,
+    Outcome,
+    Verdict,
+    measure_command,
+    requested_bytes,
+)
 from rayserve.planner.memory.calibration import Measured
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
 from rayserve.planner.memory.ranges import GIB, Range
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.uncounted import uncounted
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.wishes import expected, fine_graphs
 from rayserve.spec import ClusterSpec
@@ -49,26 +59,6 @@ class EngineLimits:
     """max_model_len."""
 
 
-UNMODELLED = frozenset(
-    {
-        "async_scheduling",
-        "cpu_offload_gb",
-        "data_parallel_size",
-        "decode_context_parallel_size",
-        "enable_dbo",
-        "kv_cache_dtype_skip_layers",
-        "mamba_block_size",
-        "mamba_cache_dtype",
-        "mamba_ssm_cache_dtype",
-        "max_cudagraph_capture_size",
-        "mm_ipc_gpu_memory_gb",
-        "prefill_context_parallel_size",
-    }
-)
-"""Engine arguments that change the memory in ways that no term follows."""
-UNMODELLED_ENV = frozenset({"VLLM_USE_V2_MODEL_RUNNER", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"})
-
-
 def pinned_bytes(spec: ClusterSpec) -> int:
     """Bytes of a KV cache that the spec fixes; 0: it does not."""
     wanted = spec.limits.kv_cache_gib
@@ -76,7 +66,10 @@ def pinned_bytes(spec: ClusterSpec) -> int:
 
 
 class Fit:
-    """Memory of one model on one kind of GPU, for any cut and limits."""
+    """Memory of one model on one kind of GPU, for any cut and limits.
+
+    `checkpoint_bytes`: of all its weights as they are loaded; needed where there is no architecture.
+    """
 
     def __init__(
         self,
@@ -84,9 +77,11 @@ class Fit:
         profile: ModelProfile,
         architecture: Architecture | None,
         gpu: Gpu,
+        checkpoint_bytes: int = 0,
         starts: Sequence[Measured] = (),
     ) -> None:
         self.spec = spec
+        self.checkpoint_bytes = checkpoint_bytes
         self.profile = profile
         self.architecture = architecture
         self.gpu = gpu
@@ -110,7 +105,7 @@ class Fit:
     def weights(self, cut: Cut) -> int:
         """Weights of the model, its adapters and its draft model, on the fullest rank."""
         if self.architecture is None:
-            model = memory.weights_bytes(self.profile, cut, self.spec.model.checkpoint_bytes)
+            model = memory.weights_range(self.profile, cut, self.checkpoint_bytes).expected
         else:
             model = max(self._weights(cut))
         return model + self._lora(cut) + memory.draft_bytes(self.profile, cut)
@@ -148,15 +143,25 @@ class Fit:
 
     def holds(self, cut: Cut, limits: EngineLimits) -> bool:
         """Whether nothing proves that vLLM would refuse to start."""
+        return self._verdict(cut, limits).outcome is not Outcome.CANNOT
+
+    def expects(self, cut: Cut, limits: EngineLimits) -> bool:
+        """Whether it holds by what is expected too, where only bounds are known."""
+        if self.architecture is not None:
+            return self.holds(cut, limits)
+        kv = self._bounded(cut, limits).budget.kv.expected
+        return self.holds(cut, limits) and kv >= limits.length * self.token_bytes(cut)
+
+    def _verdict(self, cut: Cut, limits: EngineLimits) -> Verdict:
         if self.architecture is None:
-            needed = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
-            return self.weights(cut) + needed <= self.requested_bytes
-        return self._exact(cut, limits).verdict.outcome is not Outcome.CANNOT
+            return self._bounded(cut, limits).verdict
+        return self._exact(cut, limits).verdict
 
     def longest(self, cut: Cut, limits: EngineLimits) -> int:
         """The longest request that could fit, in tokens; 0: none."""
         if self.architecture is None:
-            return (self.requested_bytes - self.weights(cut)) // self.token_bytes(cut)
+            kv = self._bounded(cut, limits).budget.kv.high
+            return max(0, kv) // self.token_bytes(cut)
         return self._exact(cut, limits).highest.estimated_max_model_len
 
     def concurrency(
@@ -198,25 +203,9 @@ class Fit:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
         budget = found.budgets[found.decisive]
-        lora = self._lora(cut)
-        last = found.decisive == cut.pipeline - 1
-        draft = memory.draft_bytes(self.profile, cut) if last else 0
-        terms = dict(budget.counted)
-        overhead = sum(
-            term.expected for name, term in terms.items() if name not in ("weights", "activation")
-        )
         return MemoryEstimate(
             model="exact",
-            total_bytes=budget.total_bytes,
-            requested_bytes=budget.requested_bytes,
-            weights_bytes=terms["weights"].expected - lora - draft,
-            activation_bytes=terms["activation"].expected,
-            overhead_bytes=overhead,
-            lora_bytes=lora,
-            draft_bytes=draft,
-            kv_bytes=max(0, budget.kv.expected),
-            kv_low_bytes=max(0, budget.kv.low),
-            kv_high_bytes=max(0, budget.kv.high),
+            **self._parts(budget, cut, last=found.decisive == cut.pipeline - 1),
             kv_bytes_per_token=self.token_bytes(cut),
             kv_tokens=found.expected.printed_tokens,
             max_concurrency=round(found.expected.max_concurrency, 2),
@@ -224,9 +213,8 @@ class Fit:
             max_concurrency_high=round(found.highest.max_concurrency, 2),
             verdict=found.verdict.title,
             because=found.verdict.reason,
-            terms=[_term(name, term) for name, term in terms.items()],
             calibrated=list(budget.terms.calibrated),
-            uncounted=self._uncounted(),
+            uncounted=uncounted(self.spec, self.architecture),
         )
 
     def refusal(self, cut: Cut, limits: EngineLimits) -> tuple[str, str]:
@@ -234,12 +222,13 @@ class Fit:
         gpu, share = self.gpu, self.spec.limits.gpu_memory_utilization
         there = f"{self.requested_bytes / GIB:.1f} GiB, {share:.0%} of {gpu.memory_gib} GiB"
         if self.architecture is None:
+            weights = memory.weights_range(self.profile, cut, self.checkpoint_bytes).low
             cache = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
             needed = (
-                f"{self.weights(cut) / GIB:.1f} GiB of weights and {cache / GIB:.1f} GiB of KV cache "
+                f"{weights / GIB:.1f} GiB of weights at least and {cache / GIB:.1f} GiB of KV cache "
                 f"(one sequence of {limits.length} tokens, or more) on each {gpu.name}"
             )
-            return needed, f"{there}, with nothing else in it"
+            return needed, f"{there}; {self._bounded(cut, limits).verdict.reason}"
         found = self._exact(cut, limits)
         counted = found.budgets[found.decisive].counted
         parts = ", ".join(f"{name} {term.expected / GIB:.1f}" for name, term in counted)
@@ -254,9 +243,7 @@ class Fit:
 
     def measure(self, cut: Cut, limits: EngineLimits) -> str:
         """The vLLM command that measures the uncertain terms on these GPUs; empty: none is needed."""
-        if self.architecture is None:
-            return ""
-        if self._exact(cut, limits).verdict.outcome is not Outcome.MEASURE:
+        if self._verdict(cut, limits).outcome is not Outcome.MEASURE:
             return ""
         spec = self.spec
         arguments: dict[str, object] = {
@@ -333,50 +320,53 @@ class Fit:
         lora = self.spec.lora
         return memory.lora_bytes(self.profile, cut, slots=len(lora.adapters), rank=lora.max_rank)
 
-    def _uncounted(self) -> list[str]:
-        """What takes GPU memory but stands in no term."""
-        spec, guess = self.spec, self.spec.speculative
-        what: list[str] = []
-        if self.architecture is not None:
-            what += [f"engine_args.{name}" for name in sorted(UNMODELLED & {*spec.engine_args})]
-            what += [f"env.{name}" for name in sorted(UNMODELLED_ENV & {*spec.env})]
-        if guess is None or guess.method in ("ngram", "suffix") or guess.config:
-            return what
-        if guess.method != "mtp":
-            return [*what, f"the draft model {guess.model}: give speculative.config"]
-        if self.architecture is None:
-            known, do = bool(spec.model.checkpoint_bytes), "give model.checkpoint_bytes"
-        else:
-            known, do = bool(self.architecture.draft), "config.json does not describe them"
-        return what if known else [*what, f"the layers that guess (mtp): {do}"]
+    def _bounded(self, cut: Cut, limits: EngineLimits) -> Bounded:
+        return bounded(
+            self.profile,
+            self._setup(cut, limits),
+            checkpoint_bytes=self.checkpoint_bytes,
+            request_bytes=limits.length * self.token_bytes(cut),
+        )
 
     def _simple(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
-        profile, graphs = self.profile, self.spec.scheduling.cuda_graphs is not False
-        weights = memory.weights_bytes(profile, cut, self.spec.model.checkpoint_bytes)
-        activation = memory.activation_bytes(
-            profile, cut, step_tokens=limits.step_tokens, seqs=limits.seqs
-        )
-        overhead = memory.overhead_bytes(cut, graphs=graphs)
-        lora, draft = self._lora(cut), memory.draft_bytes(profile, cut)
-        left = self.requested_bytes - weights - activation - overhead - lora - draft
-        kv = self.pinned_bytes or left
-        token_bytes = self.token_bytes(cut)
-        tokens = max(0, kv) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+        found, token_bytes = self._bounded(cut, limits), self.token_bytes(cut)
+        kv = found.budget.kv
+
+        def tokens(kv_bytes: int) -> int:
+            return max(0, kv_bytes) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+
         return MemoryEstimate(
             model="simple",
-            total_bytes=self.total_bytes,
-            requested_bytes=self.requested_bytes,
-            weights_bytes=weights,
-            activation_bytes=activation,
-            overhead_bytes=overhead,
-            lora_bytes=lora,
-            draft_bytes=draft,
-            kv_bytes=max(0, kv),
+            **self._parts(found.budget, cut, last=True),
             kv_bytes_per_token=token_bytes,
-            kv_tokens=tokens,
-            max_concurrency=round(tokens / limits.length, 2),
-            uncounted=self._uncounted(),
+            kv_tokens=tokens(kv.expected),
+            max_concurrency=round(tokens(kv.expected) / limits.length, 2),
+            max_concurrency_low=round(tokens(kv.low) / limits.length, 2),
+            max_concurrency_high=round(tokens(kv.high) / limits.length, 2),
+            verdict=found.verdict.title,
+            because=found.verdict.reason,
+            uncounted=uncounted(self.spec, self.architecture),
         )
+
+    def _parts(self, budget: Budget, cut: Cut, *, last: bool) -> dict[str, Any]:
+        """The fields of the account that a budget fills; `last`: its rank holds the draft model."""
+        lora = self._lora(cut)
+        draft = memory.draft_bytes(self.profile, cut) if last else 0
+        terms = dict(budget.counted)
+        rest = [term for name, term in terms.items() if name not in ("weights", "activation")]
+        return {
+            "total_bytes": budget.total_bytes,
+            "requested_bytes": budget.requested_bytes,
+            "weights_bytes": terms["weights"].expected - lora - draft,
+            "activation_bytes": terms["activation"].expected,
+            "overhead_bytes": sum(term.expected for term in rest),
+            "lora_bytes": lora,
+            "draft_bytes": draft,
+            "kv_bytes": max(0, budget.kv.expected),
+            "kv_low_bytes": max(0, budget.kv.low),
+            "kv_high_bytes": max(0, budget.kv.high),
+            "terms": [_term(name, term) for name, term in terms.items()],
+        }
 
 
 def _whole(value: object, default: int) -> int:

@@ -1,7 +1,7 @@
 """What keeps this model from these GPUs, however much memory they have?
 
-The chip's number formats and attention kernels, and the numbers that a cut must divide
-(planner/support), asked with what the spec and config.json say.
+The chip's number formats and attention kernels, the numbers that a cut must divide, and what the host
+lacks (planner/support), asked with what the spec and config.json say.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rayserve.errors import SpecError
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.support.divisibility import CutShape, check_cut, tensor_sizes
+from rayserve.planner.support.host_limits import HostFacts, check_host
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import Finding, check_precision
 from rayserve.planner.support.schemes import Scheme, schemes_of
@@ -88,6 +89,33 @@ class Obstacles:
             do="take a model of another family",
             where=self.spec.where("model", "config"),
         )
+
+
+def check_hosts(spec: ClusterSpec, pool: NodePool, cut: Cut) -> None:
+    """What the spec says of the pool's hosts must be enough for the replicas that each may hold.
+
+    Raises:
+        SpecError: memory or /dev/shm are short, or the GPUs are cut into slices.
+    """
+    gpus = cut.tensor * cut.pipeline
+    facts = HostFacts(
+        gpus=pool.gpus_per_host,
+        memory_gib=pool.memory_gib or None,
+        shm_gib=pool.shm_gib or None,
+        mig=pool.mig,
+    )
+    findings = check_host(
+        facts,
+        tensor=cut.tensor,
+        pipeline=cut.pipeline,
+        replicas_on_host=max(1, min(spec.replicas.max, pool.gpus_per_host // gpus)),
+        offload_gib=spec.kv_offload.cpu_gib,
+    )
+    if findings:
+        key = findings[0].key
+        if key == ("node_pools",):
+            key = (*key, spec.node_pools.index(pool), "mig")
+        raise findings[0].error(spec.where(*key))
 
 
 def _sentence(finding: Finding) -> str:

@@ -128,10 +128,7 @@ def _verdict(plan: Plan) -> str:
     if plan.memory is None:
         return "planned; no GPU memory to prove"
     memory = plan.memory
-    if memory.model == "exact" and not memory.uncounted:
-        return memory.verdict
-    proven = memory.max_concurrency >= 1 and not memory.uncounted
-    return "fits by a simple estimate" if proven else "may fit; see the notes"
+    return "may fit; see the notes" if memory.uncounted else memory.verdict
 
 
 def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
@@ -148,12 +145,11 @@ def _memory(memory: MemoryEstimate) -> list[tuple[str, str]]:
     ]
     limit = f"of {gib(memory.requested_bytes)} GiB"
     total = f"({memory.model} estimate; the GPU has {gib(memory.total_bytes)})"
-    full = f"{memory.max_concurrency:g} sequences of full length"
-    if memory.model == "exact":
-        low, high = memory.max_concurrency_low, memory.max_concurrency_high
-        full += (
-            f" ({low:g} to {high:g}); {gib(memory.kv_low_bytes)} to {gib(memory.kv_high_bytes)} GiB"
-        )
+    low, high = memory.max_concurrency_low, memory.max_concurrency_high
+    full = (
+        f"{memory.max_concurrency:g} sequences of full length ({low:g} to {high:g}); "
+        f"{gib(memory.kv_low_bytes)} to {gib(memory.kv_high_bytes)} GiB"
+    )
     usual = f"{memory.expected_concurrency:.0f} of the expected {memory.request_tokens:,} tokens"
     return [
         *([("memory", memory.because)] if memory.because else []),

@@ -33,8 +33,8 @@ FULL_SEQS = 8
 HIDDEN_MS = 0.1
 CPU_KV_STEP = 64 * 2**20
 SIMPLE = (
-    "Memory: a simple estimate. Weights and KV cache follow from the shapes, the rest is an "
-    "allowance; the engine's own profile at start has the last word."
+    "Memory: the planner does not know this architecture. The sum of the weights is the checkpoint's "
+    "own; how they are cut over ranks, and all else, is bounded."
 )
 HYBRID = (
     "Some layers keep less than the whole context: the KV cache holds more tokens than estimated."
@@ -75,8 +75,8 @@ def longest(spec: ClusterSpec, profile: ModelProfile) -> int:
 
 
 def holds(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> bool:
-    """Whether nothing proves that vLLM would refuse this cut at the least limits of the spec."""
-    return fit is None or fit.holds(cut, _least(spec, profile, fit.gpu))
+    """Whether vLLM may be expected to start with this cut at the least limits of the spec."""
+    return fit is None or fit.expects(cut, _least(spec, profile, fit.gpu))
 
 
 def _least(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu) -> EngineLimits:

@@ -61,6 +61,13 @@ class NodePool(Section):
     disk_gb_s: float = Field(default=0, ge=0, le=1000, allow_inf_nan=False)
     """Measured read bandwidth of the disk with the checkpoint, on each host, in 10^9 bytes a second:
     the plan predicts the start from it; 0: not known."""
+    memory_gib: float = Field(default=0, ge=0)
+    """Memory of each host, in GiB: the plan refuses more KV offload than it holds. 0: not known."""
+    shm_gib: float = Field(default=0, ge=0)
+    """Size of /dev/shm on each host, in GiB, which holds offloaded KV blocks and a queue between ranks.
+    Linux makes it half of the memory, a container 64 MiB: 0.0625. 0: not known."""
+    mig: bool = False
+    """Whether the GPUs are in MIG mode, cut into slices, which the plan refuses."""
 
 
 class Model(Section):
@@ -77,8 +84,8 @@ class Model(Section):
     config: Text
     """config.json of the checkpoint, relative to cluster.yml: the plan needs no download."""
     checkpoint_bytes: int = Field(default=0, ge=0)
-    """Size of the checkpoint's tensors in bytes, for an architecture that the planner does not know;
-    0: estimate it from the shapes and `precision`."""
+    """Sum of the checkpoint's tensor sizes in bytes, for an architecture that the planner does not know
+    and where the headers of its files cannot be read; 0: not told."""
 
 
 class Precision(Section):
@@ -89,8 +96,8 @@ class Precision(Section):
     quantization: str = "auto"
     """vLLM's name of the method, such as `compressed-tensors`; auto: what config.json says."""
     weight_bits: Literal["auto", 4, 8, 16, 32] = "auto"
-    """Bits of a quantized weight, for an architecture that the planner does not know; auto: what
-    config.json says."""
+    """Bits of a quantized weight, for how an architecture that the planner does not know is cut over
+    ranks; auto: what config.json says."""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache; auto: the compute type."""
 

@@ -11,12 +11,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayserve.errors import RayserveError, SpecError, Where
+from rayserve.errors import DoesNotFitError, RayserveError, SpecError, Where
 from rayserve.planner import build_plan
 from rayserve.planner.catalogue import GIB, gpus, ray_labels
 from rayserve.planner.memory.simple import Cut, kv_bytes_per_token, lora_bytes, weights_bytes
 from rayserve.planner.profile import read_profile, scaled_bits
 from rayserve.planner.render import table
+from rayserve.planner.weights.architecture import read_architecture
+from rayserve.planner.weights.tensors import stored_bytes
 from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
 
@@ -31,14 +33,16 @@ def config(name: str):
     return json.loads((CONFIGS / f"{name}.json").read_text())
 
 
-def plan(add: str = "", model=None, draft=None, digests=None, **swaps: str):
+def plan(add: str = "", model=None, draft=None, digests=None, checkpoint=None, **swaps: str):
     """The plan of the base spec with changes: sections added, values replaced."""
     tree = yaml.safe_load(BASE + add)
     text = yaml.safe_dump(tree)
     for old, new in swaps.items():
         text = text.replace(old, new)
     spec = parse_spec(text, "cluster.yml")
-    return build_plan(spec, model or MODEL, "0" * 64, draft_config=draft, digests=digests)
+    return build_plan(
+        spec, model or MODEL, "0" * 64, draft_config=draft, digests=digests, checkpoint=checkpoint
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,12 +253,73 @@ def test_no_images_no_tower():
     assert blind.memory.weights_bytes < seeing.memory.weights_bytes
 
 
-def test_an_unknown_architecture_gets_a_simple_estimate_that_says_so():
-    """Nothing is guessed layer by layer for a model that no family describes."""
-    made = plan(model={**MODEL, "architectures": ["UnheardForCausalLM"]})
-    assert made.memory.model == "simple"
-    assert any("simple estimate" in note for note in made.notes)
-    assert "simple estimate" in table(made).splitlines()[0]
+UNKNOWN = {**MODEL, "architectures": ["ApertusForCausalLM"]}
+"""Served by the pinned vLLM, and not laid out by the planner."""
+
+
+def test_an_unknown_architecture_is_bounded_by_its_sum():
+    """The sum of the weights is exact; a rank holds at least an even share and at most all of it."""
+    size = 230 * GIB
+    made = plan(model=UNKNOWN, checkpoint={"U8": size})
+    memory = made.memory
+    assert memory.model == "simple"
+    weights = next(term for term in memory.terms if term.name == "weights")
+    assert (weights.low_bytes, weights.high_bytes) == (size // 8, size)
+    assert size // 8 <= weights.expected_bytes < size // 7
+    assert memory.verdict == "within the uncertainty: measure"
+    assert memory.kv_low_bytes < memory.kv_bytes < memory.kv_high_bytes
+    assert any("does not know this architecture" in note for note in made.notes)
+    assert any("--load-format dummy" in note for note in made.notes)
+    assert [(item.name, item.value) for item in made.checkpoint] == [("U8", size)]
+
+
+def test_an_unknown_architecture_on_one_gpu_has_exact_weights():
+    """Where nothing is cut, nothing is uncertain about the weights."""
+    small = {**UNKNOWN, "quantization_config": None, "num_hidden_layers": 8}
+    made = plan("  parallelism: {tensor: 1}\n", model=small, checkpoint={"BF16": 20 * GIB})
+    weights = next(term for term in made.memory.terms if term.name == "weights")
+    assert weights.low_bytes == weights.high_bytes == 20 * GIB
+    assert made.memory.verdict.startswith("fits")
+
+
+def test_an_unknown_architecture_that_cannot_fit_is_refused():
+    """An even share that is more than a GPU holds is proof enough."""
+    with pytest.raises(DoesNotFitError, match="of weights at least"):
+        plan(model=UNKNOWN, checkpoint={"U8": 1400 * GIB})
+
+
+def test_weights_stored_in_32_bits_take_half_when_loaded():
+    """vLLM computes in 16 bits unless it is told otherwise; a quantized checkpoint keeps its types."""
+    small = {**UNKNOWN, "quantization_config": None, "num_hidden_layers": 8}
+    one = "  parallelism: {tensor: 1}\n"
+    half = plan(one, model=small, checkpoint={"F32": 40 * GIB})
+    assert half.memory.weights_bytes == 20 * GIB
+    whole = plan(one, model={**UNKNOWN, "num_hidden_layers": 8}, checkpoint={"F32": 20 * GIB})
+    assert whole.memory.weights_bytes == 20 * GIB
+
+
+def test_a_told_size_that_the_files_deny_is_refused():
+    """The headers are the truth, and the message names their sum."""
+    told = {"config: config.json": "config: config.json\n    checkpoint_bytes: 7"}
+    with pytest.raises(SpecError, match="write checkpoint_bytes: 8") as caught:
+        plan(model=UNKNOWN, checkpoint={"BF16": 8}, **told)
+    assert caught.value.where.key.endswith("checkpoint_bytes")
+
+
+def test_files_that_do_not_belong_to_config_json_are_told():
+    """Of a known architecture the sum of the files is compared with its tensors before any cut."""
+    model = {**MODEL, "quantization_config": None, "num_hidden_layers": 4}
+    sound = stored_bytes(read_architecture(model, Where("config.json")), draft=False, vision=False)
+    for factor, told in ((1, False), (1.005, False), (1.03, True), (0.5, True)):
+        made = plan(model=model, checkpoint={"BF16": int(sound * factor)})
+        assert any("do not belong together" in note for note in made.notes) is told
+
+
+def test_a_model_that_vllm_runs_with_other_code_is_told():
+    """vLLM's backend for the code of Transformers is named where it serves the model."""
+    model = {**MODEL, "architectures": ["BitNetForCausalLM"], "quantization_config": None}
+    made = plan(model={**model, "num_hidden_layers": 8}, checkpoint={"BF16": 20 * GIB})
+    assert any("model_impl: transformers" in note for note in made.notes)
 
 
 @pytest.mark.parametrize("bits, group, expected", [(4, 128, 4.125), (8, 0, 8), (4, 32, 4.5)])
@@ -358,7 +423,10 @@ def test_long_streams_are_told():
     assert any("983 s" in note and "drain_s (600)" in note for note in notes)
 
 
-@pytest.mark.parametrize("image_config", [{"text_config": MODEL}])
+@pytest.mark.parametrize(
+    "image_config",
+    [{"architectures": ["Mistral3ForConditionalGeneration"], "text_config": MODEL}],
+)
 def test_images_are_limited(image_config):
     """A multimodal model gets an explicit limit of images, none by default."""
     args = plan(model=image_config).replica.engine_arguments()

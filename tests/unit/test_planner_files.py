@@ -14,6 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from benchmarks.hostile_files import safetensors
 from rayserve import inventory
 from rayserve.cli import main
 from rayserve.errors import HostError, SpecError
@@ -131,6 +132,53 @@ def test_an_edit_of_the_chat_template_is_another_revision(env, tmp_path):
     assert first.revision != second.revision
     template.unlink()
     assert replan(env).revision == second.revision  # its digest is in the plan on disk
+
+
+def unknown(env: Path, **changes: object) -> Path:
+    """Make the model one that the planner does not know; returns its folder."""
+    config = env / "model" / "config.json"
+    data = json.loads(config.read_text()) | {"architectures": ["ApertusForCausalLM"]} | changes
+    config.write_text(json.dumps(data))
+    return config.parent
+
+
+def weights_of(env: Path) -> tuple[int, int]:
+    """The least and the most that a rank may hold, by the plan on disk."""
+    term = next(term for term in replan(env).memory.terms if term.name == "weights")
+    return term.low_bytes, term.high_bytes
+
+
+def test_headers_beside_config_json_bound_an_unknown_model(env):
+    """The sum comes from the files, stays where they are not, and goes with another config.json."""
+    folder = unknown(env)
+    result = run("plan", env)
+    assert result.exit_code == 2
+    assert "checkpoint_bytes" in result.output
+    size = 240 * 2**30
+    header = safetensors({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + size)
+    assert weights_of(env) == (size // 8, size)
+    before = files(env)[0].read_text()
+    (folder / "model.safetensors").unlink()
+    assert weights_of(env) == (size // 8, size)
+    assert files(env)[0].read_text() == before
+    unknown(env, rms_norm_eps=1e-6)
+    assert run("plan", env).exit_code == 2
+
+
+def test_headers_in_the_models_own_folder_count_too(env, tmp_path):
+    """A plan that is made on a host reads them from `model.path`."""
+    unknown(env)
+    spec = env / "group_vars" / "all" / "cluster.yml"
+    spec.write_text(
+        spec.read_text().replace("/srv/models/llama-3.1-405b-instruct-w4a16", str(tmp_path / "m"))
+    )
+    (tmp_path / "m").mkdir()
+    row = {"a": {"dtype": "U8", "shape": [800], "data_offsets": [0, 800]}}
+    (tmp_path / "m" / "model.safetensors").write_bytes(safetensors(row, 800))
+    assert weights_of(env) == (100, 800)
 
 
 def test_relative_paths_of_a_local_spec_lie_beside_it(env, monkeypatch, tmp_path):
@@ -355,7 +403,7 @@ def test_a_plan_is_a_regular_file_of_bounded_size(tmp_path):
     """A pipe is refused without waiting for it, and so is a file of many megabytes."""
     pipe, large = tmp_path / "pipe", tmp_path / "large.yml"
     os.mkfifo(pipe)
-    with pytest.raises(SpecError, match="no regular file"):
+    with pytest.raises(SpecError, match="found: a pipe"):
         inventory.read_plan(str(pipe))
     with large.open("wb") as file:
         file.truncate(inventory.MAX_BYTES + 1)

@@ -623,7 +623,8 @@ def test_host_memory_for_offloaded_blocks():
     assert tiny.do == "leave kv_offload out"
 
 
-def test_more_ranks_than_gpus():
-    """A host with fewer GPUs than ranks is refused with its number."""
-    (refusal,) = host_findings(tensor=16)
-    assert refusal.do.startswith("write tensor: 8")
+def test_what_is_proposed_works_for_memory_and_shared_memory():
+    """Each refusal names a size that passes both checks."""
+    for finding in host_findings(offload=400, replicas=1, memory_gib=256, shm_gib=128):
+        assert finding.do.startswith("write cpu_gib: 127")
+    assert host_findings(offload=127, replicas=1, memory_gib=256, shm_gib=128) == ()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rayserve.errors import SpecError
 from rayserve.planner.support import schemes
@@ -72,6 +71,11 @@ class Quantization:
     experts_only: bool = False
     head: bool = False
     """The output head is quantized too."""
+    _found: dict[tuple[str, tuple[str, ...], bool], Scheme | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _names: dict[int, Names] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of each tuple of this object, by its identity: a list of every expert is long to hash."""
 
     def scheme(
         self, name: str, parts: tuple[str, ...] = (), *, expert: bool = False
@@ -81,6 +85,12 @@ class Quantization:
         A fused matrix is left alone when the parts it is made of are (`is_layer_skipped` of
         vllm/model_executor/layers/quantization/utils/quant_utils.py).
         """
+        key = (name, parts, expert)
+        if key not in self._found:
+            self._found[key] = self._look_up(name, parts, expert=expert)
+        return self._found[key]
+
+    def _look_up(self, name: str, parts: tuple[str, ...], *, expert: bool) -> Scheme | None:
         if self.experts_only and not expert:
             return None
         stem, _, last = name.rpartition(".")
@@ -99,32 +109,39 @@ class Quantization:
     def _matches(self, name: str, patterns: tuple[str, ...]) -> bool:
         if not patterns:
             return False
+        known = self._names.get(id(patterns))
+        if known is None:
+            known = self._names[id(patterns)] = Names(patterns, self.matching)
+        return known.match(name)
+
+
+class Names:
+    """Names of modules, plain or with wildcards, and regular expressions after "re:".
+
+    Broken expressions match nothing.
+    """
+
+    def __init__(self, patterns: tuple[str, ...], matching: str) -> None:
+        self._plain = frozenset(one for one in patterns if not one.startswith("re:"))
+        self._parts = tuple(self._plain) if matching == PART else ()
+        wild = [one for one in self._plain if set(one) & set("*?[")]
+        self._expressions = []
+        if matching == WILDCARD and wild:
+            self._expressions.append(re.compile("|".join(map(fnmatch.translate, wild))))
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                with contextlib.suppress(re.error, RecursionError, OverflowError):
+                    self._expressions.append(re.compile(pattern[3:]))
+
+    def match(self, name: str) -> bool:
+        """Whether one of them is the name, a module above it, or matches it."""
         names = _spellings(name)
-        plain, expressions = _compiled(patterns)
-        if any(expression.match(each) for expression in expressions for each in names):
+        if any(above in self._plain for each in names for above in _ancestors(each)):
             return True
-        if any(above in plain for each in names for above in _ancestors(each)):
+        if any(expression.match(each) for expression in self._expressions for each in names):
             return True
-        if self.matching == PART:
-            return any(pattern in each for pattern in plain for each in names)
-        if self.matching == WILDCARD:
-            return any(fnmatch.fnmatchcase(each, pattern) for pattern in plain for each in names)
-        return False
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled(
-    patterns: tuple[str, ...],
-) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    """Plain names, and what follows "re:" as regular expressions; broken ones match nothing."""
-    plain, expressions = set(), []
-    for pattern in patterns:
-        if not pattern.startswith("re:"):
-            plain.add(pattern)
-            continue
-        with contextlib.suppress(re.error):
-            expressions.append(re.compile(pattern[3:]))
-    return frozenset(plain), tuple(expressions)
+        text = "\0".join(names)
+        return any(part in text for part in self._parts)
 
 
 def _ancestors(name: str) -> Iterator[str]:

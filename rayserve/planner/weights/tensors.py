@@ -262,3 +262,20 @@ def layer_parameters(layer: Layer) -> int:
         elif isinstance(module, Tensor):
             total += module.elements
     return total
+
+
+def stored_bytes(architecture: Architecture, *, draft: bool, vision: bool) -> int:
+    """Bytes of all tensors before any cut, as a checkpoint in the compute type holds them.
+
+    Without what vLLM makes of them: padding of the vocabulary, rotary tables, repacked weights.
+    """
+    place = Place(draft=draft, vision=vision)
+    total = 0
+    for module in stage_modules(architecture, place):
+        if isinstance(module, Rotary):
+            continue
+        total += sum(size for _, size in _made(architecture, module, place) if size != RELEASE)
+        if isinstance(module, Embedding):
+            row = module.hidden + (1 if module.bias else 0)
+            total -= (module.local(1) - module.vocab) * row * architecture.element_bytes
+    return total
