@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks.planner_recipes import ARCHITECTURES, PUBLISHED, recipe
 from rayserve.errors import SpecError, Where
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.formats import Target
 from rayserve.planner.weights.tensors import Place, stage_weights
 
-GIB = 2**30
 Record = Mapping[str, Any]
 PLAIN = [
     "num_hidden_layers",

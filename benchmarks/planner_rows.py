@@ -12,8 +12,8 @@ from rayserve.errors import RayserveError
 from rayserve.planner.kv.cache import CacheCapacity, cache_capacity, cache_layout
 from rayserve.planner.kv.caches import layer_caches
 from rayserve.planner.memory.estimate import Estimate, Setup, cache_settings, estimate
-from rayserve.planner.memory.ranges import GIB
 from rayserve.planner.memory.versions import Batch, Runner, default_batch, version_facts
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.modules import MLA
 from rayserve.planner.weights.tensors import stage_weights

@@ -22,10 +22,11 @@ from rayserve.planner.kv.layers import (
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.budget import Outcome, measure_command, requested_bytes
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
-from rayserve.planner.memory.ranges import GIB, Range
+from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.spec import ClusterSpec
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import MemoryEstimate
-from rayserve.planner.catalogue import GIB, Gpu
+from rayserve.planner.catalogue import Gpu
 from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.units import GIB
 from rayserve.spec import ClusterSpec
 
 SEQS = 32

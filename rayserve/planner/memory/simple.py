@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayserve.planner.catalogue import GIB
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.units import GIB
 
 NCCL_GIB = 2.2
 """Seen with tensor parallelism on H100 (2.1-2.2); not measured for 8 A100s."""
