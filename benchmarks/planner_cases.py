@@ -19,11 +19,11 @@ from typing import Any
 
 from benchmarks.planner_recipes import ARCHITECTURES, PUBLISHED, recipe
 from rayserve.errors import SpecError, Where
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.formats import Target
 from rayserve.planner.weights.tensors import Place, stage_weights
 
-GIB = 2**30
 Record = Mapping[str, Any]
 PLAIN = [
     "num_hidden_layers",
@@ -90,9 +90,18 @@ class Inputs:
 
 
 def find_record(case: Mapping[str, Any], records: Iterable[Record]) -> Record | None:
-    """The record that the case names."""
+    """The record that the case names, by its own name or by one of its aliases."""
     wanted = case.get("model_config_ref") or case.get("config_key") or case.get("model")
-    return next((record for record in records if record["model"] == wanted), None)
+    known = list(records)
+    found = next((record for record in known if record["model"] == wanted), None)
+    if found is not None or not wanted:
+        return found
+    name = str(wanted).lower()
+    return next((record for record in known if name in _aliases(record)), None)
+
+
+def _aliases(record: Record) -> set[str]:
+    return {str(name).lower() for name in (record["model"], *(record.get("aliases") or ()))}
 
 
 def case_inputs(case: Mapping[str, Any], record: Record) -> Inputs:

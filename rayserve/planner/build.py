@@ -35,13 +35,13 @@ from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.sizing import Sizing, holds, judged, size
 from rayserve.planner.timing import read_timing
+from rayserve.planner.units import MIB
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.planner.weights.tensors import Place, weights_bytes
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
 
-MIB = 2**20
 LOAD_SHARE = 0.75
 """Share of max_num_seqs in use above which another replica is asked for."""
 WARMUP_TOKENS = 64

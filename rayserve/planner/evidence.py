@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rayserve.plan import Plan, ReplicaPlan, StartEstimate
-from rayserve.planner.catalogue import GIB, Gpu
+from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.calibration import Measured, measured_start
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import VersionFacts
+from rayserve.planner.units import GIB
 from rayserve.starts import LEDGER, LONGEST_S, Ledger, Start, config_sha256, settings_sha256
 
 SAME_TOTAL = 0.01

@@ -34,11 +34,12 @@ from rayserve.planner.memory.budget import (
 )
 from rayserve.planner.memory.calibration import Measured
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
-from rayserve.planner.memory.ranges import GIB, Range
+from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.uncounted import uncounted
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.wishes import expected, fine_graphs
 from rayserve.spec import ClusterSpec

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayserve.errors import SpecError, Where
+from rayserve.planner.weights.allocator import round_up
+from rayserve.planner.weights.modules import VOCAB_PADDING
 from rayserve.planner.weights.names import canonical, text_part
 
-VOCAB_PADDING = 64
-"""vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE)."""
 TYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8}
 METHOD_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4, "nvfp4": 4}
 
@@ -57,7 +57,7 @@ class ModelProfile:
     @property
     def padded_vocab(self) -> int:
         """Vocabulary as vLLM lays it out."""
-        return -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING
+        return round_up(self.vocab, VOCAB_PADDING)
 
 
 def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:

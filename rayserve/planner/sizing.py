@@ -19,12 +19,13 @@ from rayserve.planner.aims import (
     unknown_speed,
     within_cache,
 )
-from rayserve.planner.catalogue import GIB, Gpu
+from rayserve.planner.catalogue import Gpu
 from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.timing import Timing, spread
+from rayserve.planner.units import GIB
 from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
 

@@ -12,7 +12,8 @@ from rayserve.errors import SpecError, Where
 from rayserve.planner.weights.architecture import FAMILIES, read_architecture
 from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.planner.weights.modules import Experts, Linear, Rotary, local_kv_heads
-from rayserve.planner.weights.tensors import Place, stage_layers, stage_range, stage_weights
+from rayserve.planner.weights.stages import stage_layers, stage_range
+from rayserve.planner.weights.tensors import Place, stage_weights
 
 FILE = Where("config.json")
 LLAMA = {
@@ -108,10 +109,13 @@ def test_a_llama_layer_has_fused_projections():
     assert linear(layer, "down_proj").local(2) == (14336 // 2, (4096,))
 
 
-@pytest.mark.parametrize("tensor,heads", [(1, 8), (4, 2), (8, 1), (16, 1)])
-def test_kv_heads_are_replicated_beyond_one_a_rank(tensor, heads):
-    """A rank never holds less than one KV head."""
-    assert local_kv_heads(8, tensor) == heads
+@pytest.mark.parametrize(
+    "kv_heads,tensor,heads",
+    [(8, 1, 8), (8, 4, 2), (8, 8, 1), (8, 16, 1), (4, 8, 1), (16, 4, 4), (1, 4, 1)],
+)
+def test_kv_heads_are_replicated_beyond_one_a_rank(kv_heads, tensor, heads):
+    """A rank has its share of the KV heads, and never less than one."""
+    assert local_kv_heads(kv_heads, tensor) == heads
 
 
 def test_latent_attention_keeps_one_latent_a_token():

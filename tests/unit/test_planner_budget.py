@@ -20,9 +20,8 @@ from rayserve.planner.memory.budget import (
     requested_bytes,
     worst,
 )
-from rayserve.planner.memory.ranges import GIB, Range, combined, spanning
+from rayserve.planner.memory.ranges import Range, combined
 from rayserve.planner.memory.terms import (
-    MIB,
     ExpertKernel,
     Experts,
     GraphMemory,
@@ -37,6 +36,7 @@ from rayserve.planner.memory.terms import (
     non_torch,
 )
 from rayserve.planner.memory.versions import version_facts
+from rayserve.planner.units import GIB, MIB
 
 LLAMA_8B = Work(step_tokens=8192, seqs=1024, hidden=4096, padded_vocab=128256, mlp_width=14336)
 PHI_4 = Work(step_tokens=2048, seqs=256, hidden=5120, padded_vocab=100352, mlp_width=17920)
@@ -82,12 +82,6 @@ def test_independent_ranges_combine_narrower_than_their_sum():
     total = combined([Range(7, 10, 13), Range(16, 20, 24)])
     assert (total.low, total.expected, total.high) == (25, 30, 35)
     assert combined([Range.exact(5), Range.exact(6)]).width == 0
-
-
-def test_spanning_covers_every_case():
-    """Where a setting is not known, the range covers each, and expects what the first does."""
-    both = spanning([Range(4, 5, 6, "a"), Range(1, 2, 3)])
-    assert (both.low, both.expected, both.high, both.basis) == (1, 5, 6, "a")
 
 
 # ── activation: figures of public start-up logs ─────────────────────────────────────────────────

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks import planner_latency as published
 from rayserve.planner.catalogue import gpus
-from rayserve.planner.speed.collectives import KIB, MIB, all_reduce, call_us, hop, measured
+from rayserve.planner.speed.collectives import KIB, all_reduce, call_us, hop, measured
 from rayserve.planner.speed.latency import (
     Attention,
     Setting,
@@ -30,6 +30,7 @@ from rayserve.planner.speed.rooflines import (
     multiplying,
     reading,
 )
+from rayserve.planner.units import MIB
 
 A100, H100 = gpus()["A100-80GB-SXM"], gpus()["H100-80GB-SXM"]
 EIGHT_A100 = Setting(gpu=A100, step_tokens=2048, tensor=8)

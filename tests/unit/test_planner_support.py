@@ -8,7 +8,7 @@ import pytest
 
 from rayserve.errors import Where
 from rayserve.planner.support.divisibility import CutShape, check_cut, stage_layers, tensor_sizes
-from rayserve.planner.support.host_limits import GIB, QUEUE_BYTES, HostFacts, check_host, shm_bytes
+from rayserve.planner.support.host_limits import QUEUE_BYTES, HostFacts, check_host, shm_bytes
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import (
     Attention,
@@ -21,6 +21,7 @@ from rayserve.planner.support.precision import (
 )
 from rayserve.planner.support.reading import parse_config
 from rayserve.planner.support.schemes import ONLINE, Scheme, schemes_of
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import read_architecture
 from tests.bad_specs import ROOT
 

@@ -26,11 +26,11 @@ from rayserve.planner.convert.draft import (
     veiled,
     whole,
 )
+from rayserve.planner.units import GIB
 from rayserve.spec import nearest
 from rayserve.spec.rules import SERVE_PORTS
 
 Handler = Callable[[Draft, Setting], None]
-GIB = 2**30
 HOST_GPUS = 8
 """GPUs of a host where neither command nor options say: the usual size of an NVLink host."""
 MOST_UTILIZATION = 0.98

@@ -17,7 +17,7 @@ from rayserve.planner.kv.layers import (
 from rayserve.planner.weights import modules
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.modules import Attention, State
-from rayserve.planner.weights.tensors import stage_range
+from rayserve.planner.weights.stages import stage_range
 
 KINDS = {
     modules.FULL: CacheKind.FULL,

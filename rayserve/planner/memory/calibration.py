@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayserve.planner.memory.budget import Terms
-from rayserve.planner.memory.ranges import GIB, Range
-from rayserve.planner.memory.terms import MIB, GraphMemory
+from rayserve.planner.memory.ranges import Range
+from rayserve.planner.memory.terms import GraphMemory
 from rayserve.planner.memory.versions import Batch, VersionFacts
+from rayserve.planner.units import GIB, MIB
 from rayserve.starts import RankMemory, Start
 
 AGAIN = 0.02

@@ -32,7 +32,8 @@ from rayserve.planner.weights.architecture import Architecture, vocab_rows
 from rayserve.planner.weights.formats import FP8_COMPUTE, Target
 from rayserve.planner.weights.modules import MLA, Experts, Layer, Linear, Module, share
 from rayserve.planner.weights.quantization import FP8, INT8, PACKED, Scheme
-from rayserve.planner.weights.tensors import Place, stage_range, stage_weights
+from rayserve.planner.weights.stages import stage_range
+from rayserve.planner.weights.tensors import Place, stage_weights
 
 WEIGHTS_LOW, WEIGHTS_HIGH = 0.999, 1.001
 """The replay of the allocator against logs: mean error below 0.1 %."""

@@ -15,8 +15,7 @@ from enum import StrEnum
 
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Runner, VersionFacts
-
-MIB = 2**20
+from rayserve.planner.units import MIB
 
 
 class ExpertKernel(StrEnum):

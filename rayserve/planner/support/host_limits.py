@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayserve.planner.support.precision import Finding
+from rayserve.planner.units import GIB, MIB
 
-GIB = 2**30
-MIB = 2**20
 QUEUE_BYTES = 240 * MIB
 """What must be free in /dev/shm when a rank makes its queue of answers: 10 chunks of 24 MiB
 (distributed/device_communicators/shm_broadcast.py:336 and 492). Its pages are taken only as it fills,

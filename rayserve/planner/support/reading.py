@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.figures import check_figures
+from rayserve.planner.units import MIB
 
-MIB = 2**20
 MAX_CONFIG_BYTES = 4 * MIB
 """A config.json has some KiB; those that list every layer or label, some hundred."""
 MAX_INDEX_BYTES = 32 * MIB

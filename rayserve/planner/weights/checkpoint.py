@@ -16,7 +16,8 @@ from typing import Any, TypeGuard
 
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
-from rayserve.planner.support.reading import MIB, Index, parse_object
+from rayserve.planner.support.reading import Index, parse_object
+from rayserve.planner.units import MIB
 from rayserve.spec import nearest
 
 LENGTH_BYTES = 8

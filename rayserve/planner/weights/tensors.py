@@ -34,6 +34,7 @@ from rayserve.planner.weights.modules import (
     share,
 )
 from rayserve.planner.weights.quantization import FP8, Scheme
+from rayserve.planner.weights.stages import stage_range
 
 FLOAT32 = 4
 MLA_WORKSPACE_BYTES = 128 * 2**20
@@ -63,24 +64,6 @@ class Place:
     vision: bool = True
     """False for `--language-model-only`."""
     target: Target = field(default_factory=Target)
-
-
-def stage_layers(layers: int, pipeline: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage (`get_pp_indices` of vllm/distributed/utils.py).
-
-    What does not divide goes to the stages before the last, one each, from the back.
-    """
-    counts = [layers // pipeline] * pipeline
-    for back in range(2, layers % pipeline + 2):
-        counts[-back] += 1
-    return tuple(counts)
-
-
-def stage_range(layers: int, pipeline: int, stage: int) -> range:
-    """Indices of the layers of one stage."""
-    counts = stage_layers(layers, pipeline)
-    first = sum(counts[:stage])
-    return range(first, first + counts[stage])
 
 
 def stage_modules(architecture: Architecture, place: Place) -> Iterator[Module]:
@@ -243,11 +226,6 @@ def stage_weights(architecture: Architecture, place: Place) -> tuple[int, ...]:
         )
         for stage in range(place.pipeline)
     )
-
-
-def worst_weights_bytes(architecture: Architecture, place: Place) -> int:
-    """Bytes of the weights on the fullest rank."""
-    return max(stage_weights(architecture, place))
 
 
 def layer_parameters(layer: Layer) -> int:
