@@ -40,7 +40,7 @@ _FLAG_AHEAD = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?\n)*+[ \t]*+(?:>[ \t]*+)?(?=--
 _JOINED = re.compile(r"([\\^`])([ \t]*+)(#[^\n]*+)?(?:\n|$)")
 _MORE = re.compile(r"[ \t]*+>[ \t]+(?=-)")
 _REDIRECT = re.compile(r"&?[<>]+&?[ \t]*+\|?[ \t]*+")
-_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|;&]{0,60}>")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|;&]{0,60}>|\{[A-Za-z][\w./-]*(?: [\w./-]+){1,6}\}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,15 @@ def split(text: str) -> tuple[list[Simple], list[Note]]:
     reader.run()
     state.end("\n")
     return state.commands, state.notes
+
+
+def clean(text: str) -> str:
+    """The text with plain quotes, dashes and line ends, as `split` reads it.
+
+    Raises:
+        InputError: it is too long, or holds control characters.
+    """
+    return _clean(text, _State())
 
 
 def _clean(text: str, state: _State) -> str:
@@ -295,6 +304,9 @@ class _Reader:
                 return
             elif char in "'\"":
                 yield from self._quoted(char)
+            elif self.text.startswith(("$'", '$"'), self.at):
+                self.at += 1
+                yield from self._quoted(self.text[self.at])
             elif char == "\\":
                 if self._continuation():
                     return

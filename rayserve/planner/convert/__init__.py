@@ -224,7 +224,7 @@ def _carry_all(draft: Draft) -> None:
                 "error",
                 "stray_word",
                 "",
-                f"{word} on line {flag.line} belongs to no flag",
+                word + (f" on line {flag.line}" if flag.line else "") + " belongs to no flag",
                 why="vLLM takes one model, and nothing else beside flags",
                 do="remove it, or quote what it belongs to",
             )

@@ -30,15 +30,13 @@ def environment(draft: Draft) -> None:
             continue
         if name == "VLLM_ATTENTION_BACKEND":
             _attention(draft, value)
-        since = (
-            f"absent from {row['gone']}" if "gone" in row else f"deprecated in {row['deprecated']}"
-        )
+        since = f"deprecated in {row['deprecated']}, " if "deprecated" in row else ""
         draft.find(
             "warning",
             "removed",
             name,
             f"{name} is not read any more",
-            why=f"{since}; vLLM ignores it without a word",
+            why=f"{since}absent from {row['gone']} on, where it changes nothing",
             do=row["do"],
             certainty=row.get("certainty", "read"),
             source=row["source"],
