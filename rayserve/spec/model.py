@@ -92,6 +92,18 @@ class Precision(Section):
     """Type of the KV cache; auto: the compute type."""
 
 
+class Workload(Section):
+    """What a typical request is like: limits are chosen and latencies told for it, and a longer one is
+    served all the same. The defaults are a chat's: the medians of Azure's conversations of 2023 were
+    1020 and 129 tokens (Splitwise), and answers have grown since.
+    """
+
+    prompt_tokens: Count = 1024
+    """Tokens before the answer, history and system prompt included."""
+    output_tokens: Count = 256
+    """Tokens of the answer."""
+
+
 class Limits(Section):
     """What one replica holds at once."""
 
@@ -314,6 +326,10 @@ class ClusterSpec(Section):
     """The hosts."""
     model: Model
     """The model."""
+    aim: Literal["latency", "throughput"] = "latency"
+    """What limits left `auto` are chosen for. latency: the time of each user's tokens; throughput:
+    tokens of all users together, as far as `slo` allows."""
+    workload: Workload = Workload()
     precision: Precision = Precision()
     limits: Limits = Limits()
     parallelism: Parallelism = Parallelism()
