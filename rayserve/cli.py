@@ -146,22 +146,27 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 @click.option("--gpu", default="", help="GPU model of the catalogue, such as A100-80GB-SXM.")
 @click.option("--hosts", type=click.IntRange(min=1), help="Else as few as hold the ranks.")
 @click.option("--gpus-per-host", type=click.IntRange(min=1), default=None)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/convert.md).")
+@click.option(
+    "--config", "config_file", metavar="FILE", help="config.json of the model, to check its shape."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/json.md).")
 def convert(
     command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int | None,
-    gpus_per_host: int | None, as_json: bool,
+    gpus_per_host: int | None, config_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Turn a `vllm serve` command line, in FILE or on standard input, into a cluster.yml.
 
     What the command gets wrong stands above it as comments. Nothing of it is run.
     """
+    from rayserve.inventory import read_model_config
     from rayserve.planner.convert import convert_command
 
     text = command_file.read(MOST_COMMAND_CHARACTERS)
+    config = read_model_config(config_file) if config_file else None
     click.echo(
         convert_command(
             text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts or 0,
-            gpus_per_host=gpus_per_host or 0,
+            gpus_per_host=gpus_per_host or 0, config=config,
         )
     )  # fmt: skip
 

@@ -273,6 +273,23 @@ def _recorded(plan: Path) -> dict[str, str]:
     return {item.name: str(item.value) for item in known}
 
 
+def read_model_config(path: str) -> dict[str, Any]:
+    """The content of a model's config.json.
+
+    Raises:
+        SpecError: there is none, or it is no JSON object.
+    """
+    config = _config(Path(path))
+    if config is None:
+        raise SpecError(
+            "a model's config.json",
+            found="no such file",
+            do="name config.json of the checkpoint",
+            where=Where(path[:200]),
+        )
+    return config
+
+
 def _config(path: Path) -> dict[str, Any] | None:
     try:
         if not path.is_file():

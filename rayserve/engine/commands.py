@@ -21,8 +21,8 @@ from rayserve.errors import InputError
 
 OPENAI, DEMO, SERVE = "openai_api_server", "api_server", "vllm_serve"
 BESIDE = {
-    ".", "apt", "apt-get", "cat", "cd", "clear", "conda", "conda-env", "curl", "date", "echo", "export", "git", "hf",
-    "hostname", "huggingface-cli", "ls", "mamba", "mkdir", "modelscope", "module", "nvidia-smi", "pip", "pip3", "ps",
+    ".", "apt", "apt-get", "cat", "cd", "clear", "conda", "conda-env", "curl", "date", "disown", "echo", "export", "git", "hf",
+    "hostname", "jobs", "huggingface-cli", "ls", "mamba", "mkdir", "modelscope", "module", "nvidia-smi", "pip", "pip3", "ps",
     "pwd", "ray", "set", "sleep", "source", "tail", "ulimit", "unset", "uv", "wait", "wget", "which", "whoami",
 }  # fmt: skip
 """Commands that prepare a start and say nothing of the server; noted and left out."""
@@ -30,7 +30,7 @@ WRAPPERS = {
     "env", "exec", "nice", "nohup", "numactl", "setsid", "stdbuf", "sudo", "taskset", "time", "uv",
     "chrt", "ionice", "poetry", "conda", "micromamba", "mamba", "cpulimit", "timeout", "srun", "screen",
     "apptainer", "singularity", "enroot", "kubectl", "nsys", "ncu", "opentelemetry-instrument", "pixi", "pipenv",
-    "ssh", "systemd-run", "tmux", "unbuffer", "mpirun", "accelerate",
+    "ray", "ssh", "systemd-run", "tmux", "unbuffer", "mpirun", "accelerate",
 }  # fmt: skip
 CONTAINERS = {"docker", "podman", "nerdctl", "nvidia-docker"}
 SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh"}
@@ -46,8 +46,8 @@ _MODULES = {
     "vllm.entrypoints.openai.api_server": OPENAI,
     "vllm.entrypoints.api_server": DEMO,
 }
-CLIENTS = re.compile(r"(?:.*/)?(?:python[\d.]*|pytest)")
-"""What people run against a server, on the lines below it."""
+CLIENTS = re.compile(r"(?:.*/)?(?:python[\d.]*|pytest|bash|sh)")
+"""What people run against a server or before it, on lines of their own."""
 HF_LIKE = r"[\w.-]+/[\w.-]+"
 _FILES = re.compile(r".*vllm/entrypoints/(openai/)?api_server\.py")
 
@@ -262,7 +262,9 @@ def _contained(container: Container, found: _Found) -> tuple[str, list[Word]] | 
     if server is not None:
         _name_image(container.image, found)
         if container.glued:
-            found.notes.append(Note("glued", f"`{container.glued[0]}` and its value in one item", 0))
+            found.notes.append(
+                Note("glued", f"`{container.glued[0]}` and its value in one item", 0)
+            )
         if container.image:
             found.notes.append(Note("beside", "what the manifest says of the container", 0))
     return server

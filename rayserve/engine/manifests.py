@@ -19,7 +19,7 @@ MOST_NODES = 20_000
 """Of a manifest; an alias counts each time, so that nested aliases end soon."""
 MOST_DEPTH = 40
 _BEGINS = re.compile(
-    r"(?:\s*(?:#[^\n]*|---|\.\.\.)?\n)*\s*(?:\[|-[ \t]+[\"']?--|(?:-[ \t]+)?[\"']?[A-Za-z][\w.-]*[\"']?:(?:\s|$))"
+    r"(?:[ \t]*+(?:#[^\n]*+|---|\.\.\.)?+[ \t]*+\n)*+[ \t]*+(?:\[|-[ \t]+[\"']?--|(?:-[ \t]+)?[\"']?[A-Za-z][\w.-]*[\"']?:(?:\s|$))"
 )
 _WORDS = ("entrypoint", "command", "args", "commands")
 _VARIABLE = re.compile(r"\$(?:\$|\((\w+)\)|\{(\w+)(?::?[-?=]([^{}$]*))?\}|(\w+))")
@@ -119,9 +119,7 @@ def _container(node: dict[Any, Any]) -> Container | None:
     )
 
 
-def _word(
-    item: Any, values: dict[str, str], glued: list[str], *, script: bool
-) -> Iterator[Word]:
+def _word(item: Any, values: dict[str, str], glued: list[str], *, script: bool) -> Iterator[Word]:
     """A list item as a word, or as those that it was meant to be; a `script` is left to its shell."""
     text = str(item).lower() if isinstance(item, bool) else str(item)
     if script:

@@ -40,6 +40,9 @@ _FLAG_AHEAD = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?\n)*+[ \t]*+(?:>[ \t]*+)?(?=--
 _JOINED = re.compile(r"([\\^`])([ \t]*+)(#[^\n]*+)?(?:\n|$)")
 _MORE = re.compile(r"[ \t]*+>[ \t]+(?=-)")
 _REDIRECT = re.compile(r"&?[<>]+&?[ \t]*+\|?[ \t]*+")
+_ESCAPED = {"n": "\n", "t": "\t", "\\": "\\", '"': '"'}
+_ESCAPE = re.compile(r'\\([nt\\"])')
+"""What $'…' spells out, as far as JSON needs it."""
 _PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|;&]{0,60}>|\{[A-Za-z][\w./-]*(?: [\w./-]+){1,6}\}")
 
 
@@ -304,9 +307,12 @@ class _Reader:
                 return
             elif char in "'\"":
                 yield from self._quoted(char)
-            elif self.text.startswith(("$'", '$"'), self.at):
+            elif self.text.startswith("$'", self.at):
                 self.at += 1
-                yield from self._quoted(self.text[self.at])
+                yield _ESCAPE.sub(lambda match: _ESCAPED[match[1]], "".join(self._quoted("'")))
+            elif self.text.startswith('$"', self.at):
+                self.at += 1
+                yield from self._quoted('"')
             elif char == "\\":
                 if self._continuation():
                     return
