@@ -15,6 +15,10 @@ import click
 from rayserve import __version__
 from rayserve.errors import RayserveError, UsageError
 
+FORMAT: Final = 1
+"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
+or goes.
+"""
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
 
@@ -68,7 +72,7 @@ def _unexpected(error: Exception) -> RayserveError:
 
 def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
     if as_json:
-        click.echo(json.dumps(error.as_dict(), ensure_ascii=False))
+        click.echo(json.dumps({"format": FORMAT, **error.as_dict()}, ensure_ascii=False))
     else:
         click.echo(f"error: {error.message()}", err=True)
     raise SystemExit(error.exit_code)
@@ -118,7 +122,7 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
     if as_json:
-        report = {"plan": planned.plan.as_dict(), "changed": stale}
+        report = {"format": FORMAT, "plan": planned.plan.as_dict(), "changed": stale}
         click.echo(json.dumps(report, ensure_ascii=False))
     elif not only_check:
         verb = "would write" if dry_run else "wrote"
