@@ -16,38 +16,25 @@ from dataclasses import dataclass, field
 from rayserve.engine.flags import Version
 from rayserve.engine.manifests import Container, containers
 from rayserve.engine.parser import Flag, read_arguments
+from rayserve.engine.programs import (
+    BESIDE,
+    CLIENTS,
+    CONTAINERS,
+    DOCKER_SWITCHES,
+    MOST_SHELLS,
+    SHELLS,
+    WRAPPERS,
+)
 from rayserve.engine.shell import Note, Simple, Word, clean, refuse, split
 from rayserve.errors import InputError
 
 OPENAI, DEMO, SERVE = "openai_api_server", "api_server", "vllm_serve"
-BESIDE = {
-    ".", "apt", "apt-get", "cat", "cd", "clear", "conda", "conda-env", "curl", "date", "disown", "echo", "export", "git", "hf",
-    "hostname", "jobs", "huggingface-cli", "ls", "mamba", "mkdir", "modelscope", "module", "nvidia-smi", "pip", "pip3", "ps",
-    "pwd", "ray", "set", "sleep", "source", "tail", "ulimit", "unset", "uv", "wait", "wget", "which", "whoami",
-}  # fmt: skip
-"""Commands that prepare a start and say nothing of the server; noted and left out."""
-WRAPPERS = {
-    "env", "exec", "nice", "nohup", "numactl", "setsid", "stdbuf", "sudo", "taskset", "time", "uv",
-    "chrt", "ionice", "poetry", "conda", "micromamba", "mamba", "cpulimit", "timeout", "srun", "screen",
-    "apptainer", "singularity", "enroot", "kubectl", "nsys", "ncu", "opentelemetry-instrument", "pixi", "pipenv",
-    "ray", "ssh", "systemd-run", "tmux", "unbuffer", "mpirun", "accelerate",
-}  # fmt: skip
-CONTAINERS = {"docker", "podman", "nerdctl", "nvidia-docker"}
-SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh"}
-MOST_SHELLS = 2
-"""A shell inside a shell inside a shell is not followed."""
-DOCKER_SWITCHES = {
-    "--rm", "-it", "-ti", "-i", "-t", "-d", "-itd", "-dit", "-tid", "--detach", "--interactive", "--tty",
-    "--privileged", "--init", "--read-only", "-P", "--publish-all", "--no-healthcheck", "--oom-kill-disable",
-}  # fmt: skip
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*(?:\.exe)?")
 _MODULES = {
     "vllm.entrypoints.openai.api_server": OPENAI,
     "vllm.entrypoints.api_server": DEMO,
 }
-CLIENTS = re.compile(r"(?:.*/)?(?:python[\d.]*|pytest|bash|sh)")
-"""What people run against a server or before it, on lines of their own."""
 HF_LIKE = r"[\w.-]+/[\w.-]+"
 _FILES = re.compile(r".*vllm/entrypoints/(openai/)?api_server\.py")
 

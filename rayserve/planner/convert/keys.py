@@ -177,16 +177,6 @@ def _count(key: str, most: int = 2**31) -> Handler:
 def _boolean(key: str) -> Handler:
     def handle(draft: Draft, setting: Setting) -> None:
         draft.carry(setting, key, switch(setting))
-        if setting.values:
-            draft.find(
-                "note",
-                "value_of_switch",
-                setting,
-                f"{setting.written} is a switch",
-                why=f"vLLM {VLLM_VERSION} takes no value after it",
-                do=f"on a command line write {setting.written} or --no-{setting.name.replace('_', '-')}",
-                certainty="read",
-            )
 
     return handle
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rayserve.engine import VLLM_VERSION
+from rayserve.engine.flags import arity
 from rayserve.planner.convert.draft import HUMAN_INTS, Draft, Setting, shown
 
 LONG_CONTEXT = 32_768
@@ -15,17 +17,22 @@ GRAPH_FLAGS = (
     "max_cudagraph_capture_size",
     "optimization_level",
 )
+ONCE_VALUED = {"enable_chunked_prefill": "0.8.5", "multi_step_stream_outputs": "0.8.5"}
+"""Switches that took `true` or `false`, and the release that first does not (StoreBoolean there)."""
 ARG_UTILS = "vllm/engine/arg_utils.py"
 
 
 def judge_pairs(draft: Draft) -> None:
-    """Tell what contradicts, and what numbers do not mean what they look like."""
+    """Tell what contradicts, and what values do not mean what they look like."""
     _steps(draft)
     _graphs(draft)
     _parsers(draft)
     _fixed_cache(draft)
     for name in sorted(HUMAN_INTS & draft.given.keys()):
         _suffix(draft, draft.given[name])
+    for setting in draft.given.values():
+        if setting.values and arity(setting.name) == "switch":
+            _valued(draft, setting)
 
 
 def _steps(draft: Draft) -> None:
@@ -112,6 +119,24 @@ def _fixed_cache(draft: Draft) -> None:
             certainty="read",
             source="vllm/config/cache.py of 0.32.0",
         )
+
+
+def _valued(draft: Draft, setting: Setting) -> None:
+    """A value behind a switch, which argparse takes for a word of its own."""
+    took = setting.name in ONCE_VALUED and draft.before(ONCE_VALUED[setting.name])
+    name = setting.name.replace("_", "-")
+    draft.find(
+        "warning" if took else "error",
+        "value_of_switch",
+        setting,
+        f"{setting.written} is a switch: vLLM {VLLM_VERSION} does not start with {shown(setting)} behind it",
+        why=f"releases before {ONCE_VALUED[setting.name]} took a value"
+        if took
+        else "the value counts as a word of its own, which belongs to no flag",
+        do=f"on a command line write --{name} or --no-{name}; here it is read as it is meant",
+        certainty="read",
+        source=ARG_UTILS,
+    )
 
 
 def _suffix(draft: Draft, setting: Setting) -> None:
