@@ -15,6 +15,10 @@ import click
 from rayserve import __version__
 from rayserve.errors import RayserveError, UsageError
 
+FORMAT: Final = 1
+"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
+or goes.
+"""
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
 
@@ -68,7 +72,7 @@ def _unexpected(error: Exception) -> RayserveError:
 
 def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
     if as_json:
-        click.echo(json.dumps(error.as_dict(), ensure_ascii=False))
+        click.echo(json.dumps({"format": FORMAT, **error.as_dict()}, ensure_ascii=False))
     else:
         click.echo(f"error: {error.message()}", err=True)
     raise SystemExit(error.exit_code)
@@ -131,7 +135,12 @@ def plan(
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
     if as_json:
-        report = {"plan": planned.plan.as_dict(), "changed": stale, "starts": planned.told}
+        report = {
+            "format": FORMAT,
+            "plan": planned.plan.as_dict(),
+            "changed": stale,
+            "starts": planned.told,
+        }
         click.echo(json.dumps(report, ensure_ascii=False))
     elif not only_check:
         verb = "would write" if dry_run else "wrote"
@@ -159,22 +168,27 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 @click.option("--gpu", default="", help="GPU model of the catalogue, such as A100-80GB-SXM.")
 @click.option("--hosts", type=click.IntRange(min=1), help="Else as few as hold the ranks.")
 @click.option("--gpus-per-host", type=click.IntRange(min=1), default=None)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/convert.md).")
+@click.option(
+    "--config", "config_file", metavar="FILE", help="config.json of the model, to check its shape."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/json.md).")
 def convert(
     command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int | None,
-    gpus_per_host: int | None, as_json: bool,
+    gpus_per_host: int | None, config_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Turn a `vllm serve` command line, in FILE or on standard input, into a cluster.yml.
 
     What the command gets wrong stands above it as comments. Nothing of it is run.
     """
+    from rayserve.inventory import read_model_config
     from rayserve.planner.convert import convert_command
 
     text = command_file.read(MOST_COMMAND_CHARACTERS)
+    config = read_model_config(config_file) if config_file else None
     click.echo(
         convert_command(
             text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts or 0,
-            gpus_per_host=gpus_per_host or 0,
+            gpus_per_host=gpus_per_host or 0, config=config,
         )
     )  # fmt: skip
 

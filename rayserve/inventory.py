@@ -334,3 +334,20 @@ def _recorded(path: Path) -> Plan | None:
         return read_plan(str(path)) if path.is_file() else None
     except (PlanError, SpecError, OSError):
         return None
+
+
+def read_model_config(path: str) -> Mapping[str, Any]:
+    """The content of a model's config.json.
+
+    Raises:
+        SpecError: there is none, or it is not that of a model that generates text.
+    """
+    config = read_config(Path(path))
+    if config is None:
+        raise SpecError(
+            "a model's config.json",
+            found="no such file",
+            do="name config.json of the checkpoint",
+            where=Where(path[:200]),
+        )
+    return config

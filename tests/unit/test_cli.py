@@ -102,6 +102,7 @@ def test_an_error_becomes_json_where_json_was_asked_for(monkeypatch):
 
     result = CliRunner().invoke(group, ["broken"])
     assert json.loads(result.output) == {
+        "format": 1,
         "error": "SpecError",
         "exit_code": 2,
         "needed": "a number",
