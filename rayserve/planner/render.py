@@ -112,7 +112,7 @@ def table(plan: Plan) -> str:
     if plan.memory is not None:
         rows += _memory(plan.memory)
     width = max(len(name) for name, _ in rows)
-    lines = [f"{plan.name} ({plan.profile}): {_verdict(plan)}"]
+    lines = [f"{plan.name} ({plan.profile}): {verdict(plan)}"]
     lines += [f"  {name:<{width}}  {text}" for name, text in rows]
     if plan.latency is not None:
         lines += latency_lines(plan.latency)
@@ -122,7 +122,8 @@ def table(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def _verdict(plan: Plan) -> str:
+def verdict(plan: Plan) -> str:
+    """What the plan can say of memory, in a few words."""
     if plan.memory is None:
         return "planned; no GPU memory to prove"
     memory = plan.memory
