@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import random
 import shutil
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +19,17 @@ import yaml
 from click.testing import CliRunner
 
 from rayserve import cli, inventory
-from rayserve.errors import DoesNotFitError, RayserveError, SpecError, Where
+from rayserve.errors import DoesNotFitError, SpecError, Where
 from rayserve.plan import parse_plan
 from rayserve.planner import build_plan
-from rayserve.planner.candidates import Checkpoint, compare, comparison_text, pick
+from rayserve.planner.candidates import (
+    CandidateRow,
+    Checkpoint,
+    Comparison,
+    compare,
+    comparison_text,
+    pick,
+)
 from rayserve.planner.candidates.quality import published, quality_of, worst_published
 from rayserve.planner.candidates.rank import Standing, ranked
 from rayserve.planner.candidates.traits import traits_of
@@ -236,12 +246,19 @@ def test_where_none_fits_the_error_names_each():
         assert name in caught.value.found
 
 
-def test_a_mistake_outside_of_the_candidates_is_told_as_it_is():
-    """Where every candidate fails for the same reason, that reason is the error."""
-    with pytest.raises(RayserveError) as caught:
-        pick(compared(("max_model_len: 16384", "max_model_len: 262144")))
-    assert isinstance(caught.value, SpecError)
-    assert "at most 131072" in caught.value.message()
+@pytest.mark.parametrize(
+    "change, piece",
+    [
+        (("A100-80GB-SXM", "A100-80"), "a GPU model of the catalogue"),
+        (("max_model_len: 16384", "max_model_len: 262144"), "at most 131072"),
+        (("  slo:", "  precision: {kv_cache_dtype: magic}\n  slo:"), "`precision.kv_cache_dtype`"),
+    ],
+)
+def test_a_mistake_outside_of_the_candidates_is_told_as_it_is(change, piece):
+    """Where every candidate fails for one reason in the spec, that is the error, not a table of it."""
+    with pytest.raises(SpecError) as caught:
+        compared(change, fp8=None)
+    assert piece in caught.value.message()
 
 
 # ── rank ──────────────────────────────────────────────────────────────────────────────────────────
@@ -489,6 +506,25 @@ def test_the_command_prints_the_table_and_writes_nothing(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["cluster.yml", "configs"]
 
 
+def test_the_page_shows_what_the_command_prints(monkeypatch):
+    """docs/candidates.md has the real output; UPDATE_GOLDEN=1 writes it anew."""
+    page = ROOT / "docs" / "candidates.md"
+    head, _, rest = page.read_text().partition("```\n")
+    _, _, tail = rest.partition("```\n")
+    monkeypatch.chdir(ROOT)
+    text = f"{head}```\n{run('plan', '--candidates', 'tests/cases/candidates').output}```\n{tail}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        page.write_text(text)
+    assert page.read_text() == text
+
+
+def test_the_page_names_every_key_of_a_row():
+    """docs/candidates.md describes the JSON in full."""
+    text = (ROOT / "docs" / "candidates.md").read_text()
+    for model in (CandidateRow, Comparison):
+        assert [name for name in model.model_fields if f"`{name}`" not in text] == []
+
+
 def test_the_command_gives_the_same_as_json(folder):
     """`--json` is one object without nulls, the rows best first."""
     result = run("plan", "--candidates", "--json", folder)
@@ -563,7 +599,20 @@ def test_without_candidates_there_is_nothing_to_compare(folder):
     assert run("plan", "--candidates", "--check", folder).exit_code == 2
 
 
-def test_comparing_four_checkpoints_imports_nothing_heavy():
-    """The comparison needs neither vLLM nor torch nor ray."""
-    compared()
-    assert not {"vllm", "torch", "ray"} & set(sys.modules)
+def test_comparing_four_checkpoints_is_quick_and_imports_nothing_heavy():
+    """The quickest of three whole commands takes less than 3 s, and no engine is imported for it."""
+    code = (
+        "import sys\n"
+        "from rayserve.cli import main\n"
+        f"main(['plan', '--candidates', {str(CASE)!r}], standalone_mode=False)\n"
+        "print([name for name in ('ray', 'torch', 'transformers', 'vllm') if name in sys.modules])"
+    )
+    taken = []
+    for _ in range(3):
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        )
+        taken.append(time.monotonic() - started)
+        assert done.stdout.splitlines()[-1] == "[]"
+    assert min(taken) < 3

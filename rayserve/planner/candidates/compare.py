@@ -15,7 +15,7 @@ from rayserve.planner.build import build_plan
 from rayserve.planner.candidates.look import Checkpoint, Look
 from rayserve.planner.candidates.rank import ranked
 from rayserve.planner.candidates.record import CandidateRow, Comparison
-from rayserve.spec import SERVED, ClusterSpec, serving_pool
+from rayserve.spec import SERVED, SPEC_KEY, ClusterSpec, serving_pool
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ def compare(
         checkpoints: of one spec, in the order of the file, at least one.
         sha256: of the spec file.
         draft_config: as of `build_plan`.
+
+    Raises:
+        RayserveError: none can be served, for a mistake in the spec that no checkpoint changes.
     """
     looks: dict[str, Look] = {}
     for order, one in enumerate(checkpoints):
@@ -52,6 +55,7 @@ def compare(
             except RayserveError as refused:
                 error = refused
         looks[one.name] = Look(one, order, plan, error)
+    _check_spec(list(looks.values()))
     places = ranked([look.standing() for look in looks.values() if look.plan is not None])
     rows = [looks[own.name].row(rank, reason) for rank, (own, reason) in enumerate(places, 1)]
     served = SERVED if SERVED in looks else rows[0].name if rows else ""
@@ -64,12 +68,27 @@ def compare(
     )
 
 
+def _check_spec(looks: Sequence[Look]) -> None:
+    """Refuse a spec that fails with every checkpoint for one reason, which is not about checkpoints."""
+    if any(look.plan is not None for look in looks):
+        return
+    errors = [look.error for look in looks if look.error is not None]
+    common = [error for error in errors if not isinstance(error, DoesNotFitError)]
+    common = [error for error in common if not _about_checkpoint(error)]
+    if common and len({str(error) for error in common}) == 1:
+        raise common[0]
+
+
+def _about_checkpoint(error: RayserveError) -> bool:
+    key = error.where.key if error.where is not None else None
+    return key is None or key.startswith(f"{SPEC_KEY}.model")
+
+
 def pick(compared: Compared) -> Plan:
     """The plan of the best checkpoint, with the choice and its reason.
 
     Raises:
         DoesNotFitError: none can be served.
-        RayserveError: none can, all for one reason, which is not about a checkpoint.
     """
     rows = compared.comparison.rows
     best = rows[0]
@@ -85,19 +104,17 @@ def pick(compared: Compared) -> Plan:
     return plan.model_copy(update={"choices": [chosen, *plan.choices]})
 
 
-def _none(compared: Compared) -> RayserveError:
-    errors = list(compared.errors.values())
-    first = errors[0]
-    if all(str(error) == str(first) for error in errors):
-        return first
-    found = "; ".join(f"{row.name} {row.verdict}" for row in compared.comparison.rows)
-    # The advice of the last one in the file that is too large is as good as any: it is a start.
-    fitting = [error for error in errors if isinstance(error, DoesNotFitError)] or errors
+def _none(compared: Compared) -> DoesNotFitError:
+    """Why there is nothing to pick; the advice is that of the checkpoint with the smallest weights."""
+    rows, errors = compared.comparison.rows, compared.errors
+    large = [row for row in rows if row.weights_bytes]
+    nearest = min(large, key=lambda row: row.weights_bytes) if large else rows[-1]
+    error = errors[nearest.name]
     return DoesNotFitError(
         "a candidate that can be served",
-        found=found,
-        do=f"see `rayserve plan --candidates`; {fitting[-1].do}",
-        where=fitting[-1].where,
+        found="; ".join(f"{row.name} {row.verdict}" for row in rows),
+        do=f"{nearest.name}: {error.do}" if error.do else "see `rayserve plan --candidates`",
+        where=error.where,
     )
 
 

@@ -77,8 +77,13 @@ class Look:
         except RayserveError:
             return None
 
+    @property
+    def _readable(self) -> bool:
+        """config.json says enough to tell the format: what is broken has none."""
+        return self.plan is not None or self.architecture is not None
+
     def _quality(self) -> Quality | None:
-        if self.checkpoint.problem is not None or self.checkpoint.config is None:
+        if not self._readable:
             return None
         parameters = self.traits.parameters if self.traits is not None else 0
         return quality_of(self.schemes, parameters, weights_alone=bool(_instead(self)))
@@ -247,13 +252,14 @@ class Look:
         )
 
     def _format(self) -> str:
-        if self.checkpoint.problem is not None or self.checkpoint.config is None:
+        if not self._readable:
             return ""
-        if not self.schemes:
-            text = _text(self.checkpoint.config)
-            stated = str(text.get("dtype") or text.get("torch_dtype") or "16 bits")
-            return self.architecture.dtype if self.architecture is not None else stated
-        return " + ".join(f"{one.format or '?'} {one.method}".strip() for one in self.schemes)
+        if self.schemes:
+            return " + ".join(f"{one.format or '?'} {one.method}".strip() for one in self.schemes)
+        if self.architecture is not None:
+            return self.architecture.dtype
+        text = _text(self.checkpoint.config or {})
+        return str(text.get("dtype") or text.get("torch_dtype") or "16-bit")
 
 
 def _instead(look: Look) -> str:

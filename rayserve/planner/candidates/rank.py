@@ -101,11 +101,11 @@ class Standing:
 def ranked(standings: Sequence[Standing]) -> list[tuple[Standing, str]]:
     """The best first, each with the reason for its place in one line."""
     ordered = sorted(standings, key=lambda one: one.key)
-    best = ordered[:1]
-    found = [(first, _first(first, alone=len(ordered) == 1)) for first in best]
-    for before, own in itertools.pairwise(ordered):
-        found.append((own, _after(own, before)))
-    return found
+    if not ordered:
+        return []
+    first = _first(ordered[0], alone=len(ordered) == 1)
+    later = [_after(own, before) for before, own in itertools.pairwise(ordered)]
+    return list(zip(ordered, [first, *later], strict=True))
 
 
 def _first(best: Standing, *, alone: bool) -> str:

@@ -115,7 +115,6 @@ class Comparison(Record):
     tpot_slo_ms: float
     accuracy_weight: float
     rows: list[CandidateRow]
-    notes: list[str] = []
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data without nulls, in the order of the fields."""

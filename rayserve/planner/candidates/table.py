@@ -11,20 +11,23 @@ GIB = 2**30
 KEPT = 4
 """Unquantized parts that are named."""
 HEAD = (
-    "rank", "name", "format", "weights", "KV tokens", "full", "expected", "TTFT ms", "TPOT ms",
-    "SLO", "accuracy", "verdict",
+    "rank", "name", "format", "weights", "KV tokens", "length", "full", "expected", "TTFT ms",
+    "TPOT ms", "SLO", "accuracy", "verdict",
 )  # fmt: skip
-RIGHT = {"weights", "KV tokens", "full", "expected", "TTFT ms", "TPOT ms", "accuracy"}
+RIGHT = {
+    "weights", "KV tokens", "length", "full", "expected", "TTFT ms", "TPOT ms", "accuracy",
+}  # fmt: skip
 LEGEND = (
-    "* served   weights: GiB a GPU   full: requests of max_model_len at once   expected: of "
-    "{tokens} tokens   {batch}"
+    "* served   weights: GiB a GPU   length: max_model_len   full: requests of that length at once   "
+    "expected: of {tokens} tokens   {batch}"
 )
 
 
 def comparison_text(comparison: Comparison) -> str:
     """The comparison in plain text."""
     lines = [_title(comparison), *_table([HEAD, *map(_cells, comparison.rows)])]
-    lines.append(f"  {_legend(comparison)}")
+    if any(row.rank for row in comparison.rows):
+        lines.append(f"  {_legend(comparison)}")
     lines += ["", "why"]
     lines += _list((f"{_rank(row)} {row.name}", _why(row)) for row in comparison.rows)
     details = _details(comparison.rows)
@@ -72,6 +75,7 @@ def _cells(row: CandidateRow) -> tuple[str, ...]:
         " + ".join(part.partition(" ")[0] for part in row.format.split(" + ")),
         f"{row.weights_bytes / GIB:.1f}" if row.weights_bytes else "",
         f"{row.kv_tokens:,}" if known else "",
+        f"{row.max_model_len:,}" if row.max_model_len else "",
         f"{row.max_concurrency:.1f}" if known else "",
         f"{row.expected_concurrency:.1f}" if row.expected_concurrency else "",
         _range(row.ttft.low_ms, row.ttft.high_ms) if row.ttft is not None else "",
@@ -162,6 +166,6 @@ def _published(quality: Quality) -> str:
         span = f"{quality.low_percent:g} %"
     note = f"; {quality.note}" if quality.note else ""
     return (
-        f"accuracy: {span} left of {quality.model} ({'; '.join(quality.benchmarks)}) "
-        f"[{quality.source}]{note}"
+        f"{span} of the accuracy is left, of {quality.model} "
+        f"({'; '.join(quality.benchmarks)}) [{quality.source}]{note}"
     )
