@@ -265,6 +265,7 @@ def test_a_mistake_outside_of_the_candidates_is_told_as_it_is(change, piece):
 BEST = Standing(
     name="a",
     sure=True,
+    short=False,
     slo="met",
     stretched=False,
     figure=1000.0,
@@ -284,6 +285,7 @@ BEST = Standing(
     "worse, reason",
     [
         ({"sure": False, "figure": 1.0}, "proven to fit"),
+        ({"short": True, "figure": 1.0}, "too short for the expected request"),
         ({"slo": "missed", "figure": 1.0}, "misses the SLO"),
         ({"slo": "may be missed", "figure": 1.0}, "may miss the SLO"),
         ({"stretched": True, "figure": 1.0}, "beyond the positions"),
@@ -342,6 +344,20 @@ def test_no_two_checkpoints_are_equal():
         assert [one.name for one, _ in ranked(standings)] == wanted
 
 
+def test_a_context_too_short_for_the_expected_request_is_no_advantage():
+    """A checkpoint that the planner cut to a shorter length ranks behind, though its answers are quicker."""
+    short = {**CONFIGS["w4a16"], "max_position_embeddings": 4096}
+    found = compared(
+        ("    max_model_len: 16384", "    max_model_len: auto"),
+        ("  slo:", "  workload: {prompt_tokens: 8000, output_tokens: 256}\n  slo:"),
+        w4a16=short,
+    )
+    assert found.comparison.rows[0].name == "w8a8"
+    last = next(one for one in reversed(found.comparison.rows) if one.rank)
+    assert (last.name, last.max_model_len) == ("w4a16", 4096)
+    assert "too short" in last.reason
+
+
 # ── quality ───────────────────────────────────────────────────────────────────────────────────────
 def test_every_published_figure_has_a_source_and_a_format_that_exists():
     """Formats are those of precisions.yml; rows name a known source and benchmark; ratios are right."""
@@ -382,6 +398,8 @@ def test_what_nobody_measured_has_no_figure():
     """A format without rows, a mixture and an unknown method are not known; unquantized is 100."""
     assert quality_of((Scheme("mxfp4", "mxfp4"),), 10**11) is None
     assert quality_of((Scheme("a", "fp8", "fp8"), Scheme("a", "int4")), 10**11) is None
+    groups = (Scheme("a", "int4", group=64), Scheme("a", "int4", group=128))
+    assert quality_of(groups, 10**11) == quality_of(groups[:1], 10**11) is not None
     assert quality_of((Scheme("bitsandbytes"),), 10**11) is None
     whole = quality_of((), 10**11)
     assert whole is not None

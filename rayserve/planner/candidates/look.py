@@ -101,6 +101,7 @@ class Look:
         return Standing(
             name=self.checkpoint.name,
             sure=memory is None or _proven(memory),
+            short=_max_model_len(plan) < _request_tokens(self.spec),
             slo=self._slo(),
             stretched=0 < claimed < _max_model_len(plan),
             figure=figure,
@@ -290,6 +291,10 @@ def _proven(memory: MemoryEstimate) -> bool:
         and not memory.uncounted
         and memory.verdict.startswith(Outcome.FITS.value)
     )
+
+
+def _request_tokens(spec: ClusterSpec) -> int:
+    return spec.workload.prompt_tokens + spec.workload.output_tokens
 
 
 def _middle(row: FirstTokenTime | NextTokenTime) -> float:

@@ -54,7 +54,8 @@ def quality_of(
     """
     if not schemes:
         return UNQUANTIZED
-    rows = _rows(schemes[0]) if len(schemes) == 1 else ()
+    keys = {_key(scheme) for scheme in schemes}
+    rows = published().formats.get(keys.pop(), ()) if len(keys) == 1 else ()
     if not rows:
         return None
     quantized = schemes[0].activations != SIXTEEN
@@ -67,10 +68,10 @@ def worst_published(parameters: int) -> float:
     return min(quality.recovery_percent for quality in found)
 
 
-def _rows(scheme: Scheme) -> Sequence[Mapping[str, Any]]:
-    formats = published().formats
-    method = "awq" if "awq" in scheme.method else scheme.method
-    return formats.get(f"{scheme.format}@{method}") or formats.get(scheme.format) or ()
+def _key(scheme: Scheme) -> str:
+    """The format's key in the file: a method's own figures where it has some."""
+    own = f"{scheme.format}@awq"
+    return own if "awq" in scheme.method and own in published().formats else scheme.format
 
 
 def _nearest(rows: Sequence[Mapping[str, Any]], parameters: int) -> list[Mapping[str, Any]]:

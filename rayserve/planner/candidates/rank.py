@@ -1,7 +1,8 @@
 """In which order would an operator take the checkpoints? Five questions, one after the other.
 
 1. Can it be served? Memory, chip and cut decide; what cannot be served has no rank.
-2. Is it sure to fit? A verdict within the uncertainty, or a simple estimate, comes after a proof.
+2. Is it sure to fit, and long enough? A verdict within the uncertainty, or a simple estimate, comes
+   after a proof; a max_model_len below the expected request after one that holds it.
 3. Does it meet the SLO? Met, may be missed (the range crosses it) or not known, missed.
 4. Is max_model_len within the positions that the checkpoint's makers claim? If not, after the others.
 5. What does it cost? The figure of the aim, times a surcharge for lost accuracy:
@@ -53,6 +54,8 @@ class Standing:
     name: str
     sure: bool
     """It is proven to fit."""
+    short: bool
+    """max_model_len is below the expected request, so its figures are those of a shorter one."""
     slo: SloState
     stretched: bool
     """max_model_len is beyond the positions that its makers claim."""
@@ -87,6 +90,7 @@ class Standing:
         accuracy = -self.recovery_percent if math.isinf(self.figure) else 0.0
         return (
             not self.sure,
+            self.short,
             SLO_LEVELS[self.slo],
             self.stretched,
             self.cost,
@@ -124,6 +128,8 @@ def _after(own: Standing, before: Standing) -> str:
     name = before.name
     if own.sure != before.sure:
         return f"after {name}, which is proven to fit"
+    if own.short != before.short:
+        return f"too short for the expected request, which {name} holds"
     if SLO_LEVELS[own.slo] != SLO_LEVELS[before.slo]:
         return f"{SLO_WORDS[own.slo]}; {name} {SLO_WORDS[before.slo]}"
     if own.stretched != before.stretched:
