@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import Any, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
 from rayserve import __version__
 from rayserve.errors import RayserveError, UsageError
+
+if TYPE_CHECKING:
+    from rayserve.inventory import Files
 
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
@@ -89,8 +92,11 @@ def main() -> None:
 @click.option("--out", metavar="DIR", help="Write plan.yml and serve.yml into this folder.")
 @click.option("--check", "only_check", is_flag=True, help="Exit 2 with a diff if they are stale.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would change; write nothing.")
+@click.option("--candidates", is_flag=True, help="Rank model.candidates; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json: bool) -> None:
+def plan(
+    spec: str, out: str | None, *, only_check: bool, dry_run: bool, candidates: bool, as_json: bool
+) -> None:
     """Prove that SPEC fits, and write plan.yml and serve.yml, also with --json.
 
     SPEC is a cluster.yml or the folder of an inventory, such as inventories/demo.
@@ -100,6 +106,9 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
     from rayserve.planner.render import changes, table
 
     files = inventory.locate(spec, out)
+    if candidates:
+        _rank_candidates(files, only_check=only_check, as_json=as_json)
+        return
     planned = inventory.make_plan(files)
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
@@ -123,6 +132,27 @@ def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json
     elif not only_check:
         verb = "would write" if dry_run else "wrote"
         click.echo(f"{verb} {', '.join(stale)}" if stale else "unchanged")
+
+
+def _rank_candidates(files: Files, *, only_check: bool, as_json: bool) -> None:
+    """Print how the checkpoints of a spec compare; exit code 3 where none can be served."""
+    from rayserve import inventory
+    from rayserve.errors import DoesNotFitError
+    from rayserve.planner.candidates import comparison_text
+
+    if only_check:
+        raise UsageError(
+            "either --check or --candidates",
+            found="both",
+            do="leave one out; --candidates writes nothing, so there is nothing to check",
+        )
+    comparison = inventory.compare_candidates(files)
+    if as_json:
+        click.echo(json.dumps(comparison.as_dict(), ensure_ascii=False))
+    else:
+        click.echo(comparison_text(comparison))
+    if not any(row.rank for row in comparison.rows):
+        raise SystemExit(DoesNotFitError.exit_code)
 
 
 @main.command()

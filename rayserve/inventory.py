@@ -23,10 +23,11 @@ import yaml
 from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
 from rayserve.plan import Plan, parse_plan
 from rayserve.planner import build_plan
+from rayserve.planner.candidates import Checkpoint, Compared, Comparison, compare, pick
 from rayserve.planner.content import host_files, model_config_path
 from rayserve.planner.render import plan_text, serve_text
 from rayserve.serve_config import serve_config
-from rayserve.spec import ClusterSpec, absolute_paths, parse_spec
+from rayserve.spec import SERVED, ClusterSpec, absolute_paths, parse_spec, picks
 
 GROUP_VARS = Path("group_vars", "all")
 # A plan has some tens of KiB, a config.json less.
@@ -92,18 +93,18 @@ def make_plan(files: Files) -> Planned:
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
     """
-    raw = _read(files.spec)
-    spec = parse_spec(_text(raw, files.spec), str(files.spec))
-    folder = files.spec.resolve().parent
-    spec = absolute_paths(spec, str(folder))
-    draft = spec.speculative.config if spec.speculative is not None else ""
-    plan = build_plan(
-        spec,
-        _config(folder / spec.model.config),
-        hashlib.sha256(raw).hexdigest(),
-        draft_config=_config(folder / draft) if draft else None,
-        digests=_digests(spec, folder, files.plan),
-    )
+    read = _read_spec(files)
+    spec = read.spec
+    if picks(spec):
+        plan = pick(_compare(read))
+    else:
+        plan = build_plan(
+            spec,
+            _config(read.folder / spec.model.config),
+            read.sha256,
+            draft_config=read.draft_config,
+            digests=read.digests,
+        )
     source = files.spec.name
     return Planned(
         plan,
@@ -112,6 +113,65 @@ def make_plan(files: Files) -> Planned:
             files.serve: serve_text(serve_config(plan), source),
         },
     )
+
+
+def compare_candidates(files: Files) -> Comparison:
+    """All checkpoints of a spec, the best first.
+
+    Raises:
+        SpecError: the spec is wrong, or names no candidates.
+    """
+    read = _read_spec(files)
+    if not read.spec.model.candidates:
+        raise SpecError(
+            "`model.candidates`, the checkpoints to compare",
+            found="none",
+            do="list them, each with name, path or hf_id, and config (docs/candidates.md)",
+            where=read.spec.where("model"),
+        )
+    return _compare(read).comparison
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A spec with absolute paths, and what lies beside it."""
+
+    spec: ClusterSpec
+    folder: Path
+    sha256: str
+    draft_config: dict[str, Any] | None
+    digests: dict[str, str]
+
+
+def _read_spec(files: Files) -> _Read:
+    raw = _read(files.spec)
+    spec = parse_spec(_text(raw, files.spec), str(files.spec))
+    folder = files.spec.resolve().parent
+    spec = absolute_paths(spec, str(folder))
+    draft = spec.speculative.config if spec.speculative is not None else ""
+    return _Read(
+        spec,
+        folder,
+        hashlib.sha256(raw).hexdigest(),
+        _config(folder / draft) if draft else None,
+        _digests(spec, folder, files.plan),
+    )
+
+
+def _compare(read: _Read) -> Compared:
+    """Every checkpoint of a spec; a config.json that cannot be read is told in its row."""
+    spec = read.spec
+    found = [] if picks(spec) else [_checkpoint(SERVED, spec, read.folder)]
+    for index, candidate in enumerate(spec.model.candidates):
+        found.append(_checkpoint(candidate.name, spec.serving(index), read.folder))
+    return compare(found, read.sha256, draft_config=read.draft_config, digests=read.digests)
+
+
+def _checkpoint(name: str, spec: ClusterSpec, folder: Path) -> Checkpoint:
+    try:
+        return Checkpoint(name, spec, _config(folder / spec.model.config))
+    except SpecError as error:
+        return Checkpoint(name, spec, None, error)
 
 
 def read_plan(path: str) -> Plan:
@@ -257,7 +317,10 @@ def _digests(spec: ClusterSpec, folder: Path, plan: Path) -> dict[str, str]:
     """
     found = _recorded(plan)
     places = {path: Path(path) for path in host_files(spec)}
-    places[model_config_path(spec)] = folder / spec.model.config
+    served = [] if picks(spec) else [spec]
+    candidates = [spec.serving(index) for index in range(len(spec.model.candidates))]
+    for one in (*served, *candidates):
+        places[model_config_path(one)] = folder / one.model.config
     for name, place in places.items():
         with contextlib.suppress(OSError):  # not here, or not for us to read
             if place.is_file():

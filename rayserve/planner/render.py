@@ -109,14 +109,15 @@ def table(plan: Plan) -> str:
     if plan.memory is not None:
         rows += _memory(plan.memory)
     width = max(len(name) for name, _ in rows)
-    lines = [f"{plan.name} ({plan.profile}): {_verdict(plan)}"]
+    lines = [f"{plan.name} ({plan.profile}): {verdict(plan)}"]
     lines += [f"  {name:<{width}}  {text}" for name, text in rows]
     lines += _chosen([*plan.replica.engine_args, *plan.replica.frontend_args])
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join(lines)
 
 
-def _verdict(plan: Plan) -> str:
+def verdict(plan: Plan) -> str:
+    """What the plan can say of memory, in a few words."""
     if plan.memory is None:
         return "planned; no GPU memory to prove"
     memory = plan.memory
