@@ -11,8 +11,10 @@ from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
     Endpoint,
+    LatencyEstimate,
     LoraAdapter,
     NodePoolPlan,
+    Placement,
     Plan,
     ReplicaPlan,
     ScalingPlan,
@@ -20,6 +22,7 @@ from rayserve.plan import (
 )
 from rayserve.planner.arguments import check_formats, engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
+from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.fit import Fit
@@ -28,6 +31,7 @@ from rayserve.planner.obstacles import Obstacles
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.sizing import Sizing, holds, size
+from rayserve.planner.timing import Timing, read_timing
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.spec import ClusterSpec, serving_pool
@@ -91,25 +95,10 @@ def build_plan(
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
     told = obstacles.check(pool, cut) if obstacles is not None else []
-    sizing = size(spec, profile, fit, cut)
-    placement = place(spec, pool, cut, label)
-    replica = ReplicaPlan(
-        device="cpu" if gpu is None else "cuda",
-        model=spec.model.path or spec.model.hf_id,
-        model_source="path" if spec.model.path else "hub",
-        served_model_name=spec.model.served_name,
-        vllm_version=VLLM_VERSION,
-        engine_args=engine_args(spec, profile, gpu, sizing),
-        frontend_args=frontend_args(spec),
-        lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
-        env=replica_environment(spec, gpu),
-        placement=placement,
-        start_method=spec.scheduling.start_method,
-        start_timeout_s=spec.timeouts.start_s,
-        warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
-        state_dir=spec.state_dir,
-        content=content(spec, digests),
-    )
+    timing = read_timing(spec, architecture, gpu)
+    sizing = size(spec, profile, fit, cut, timing)
+    told += unused(spec, pool, cut, sizing, lambda cut: size(spec, profile, fit, cut, timing))
+    replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
     door = _door(spec, sizing)
     return Plan(
         plan_version=1,
@@ -138,12 +127,42 @@ def build_plan(
         endpoint=_endpoint(spec),
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
+        latency=_latency(timing, fit, cut, sizing),
+        choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes) if gpu else [],
         notes=[
             *_unused(spec, architecture),
             *told,
-            *_notes(spec, gpu, cut, sizing),
+            *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
+            *_notes(spec, gpu, sizing),
             *unread(spec, digests),
         ],
+    )
+
+
+def _replica(
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    gpu: Gpu | None,
+    sizing: Sizing,
+    placement: Placement,
+    digests: Mapping[str, str],
+) -> ReplicaPlan:
+    return ReplicaPlan(
+        device="cpu" if gpu is None else "cuda",
+        model=spec.model.path or spec.model.hf_id,
+        model_source="path" if spec.model.path else "hub",
+        served_model_name=spec.model.served_name,
+        vllm_version=VLLM_VERSION,
+        engine_args=engine_args(spec, profile, gpu, sizing),
+        frontend_args=frontend_args(spec),
+        lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
+        env=replica_environment(spec, gpu),
+        placement=placement,
+        start_method=spec.scheduling.start_method,
+        start_timeout_s=spec.timeouts.start_s,
+        warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
+        state_dir=spec.state_dir,
+        content=content(spec, digests),
     )
 
 
@@ -265,12 +284,17 @@ def _endpoint(spec: ClusterSpec) -> Endpoint:
     return Endpoint(host=host, port=endpoint.port, ingress=endpoint.ingress)
 
 
-def _notes(spec: ClusterSpec, gpu: Gpu | None, cut: Cut, sizing: Sizing) -> list[str]:
+def _latency(
+    timing: Timing | None, fit: Fit | None, cut: Cut, sizing: Sizing
+) -> LatencyEstimate | None:
+    if timing is None or fit is None:
+        return None
+    limits = limits_of(sizing)
+    return timing.table(cut, limits, lambda tokens: fit.concurrency(cut, limits, tokens)[1])
+
+
+def _notes(spec: ClusterSpec, gpu: Gpu | None, sizing: Sizing) -> list[str]:
     notes = list(sizing.notes)
-    pool = serving_pool(spec)
-    idle = pool.gpus_per_host % cut.tensor
-    if idle and cut.tensor * cut.pipeline < pool.gpus_per_host:
-        notes.append(f"{idle} of {pool.gpus_per_host} GPUs of each host stay unused.")
     if gpu is not None and not sizing.graphs:
         notes.append("CUDA graphs are off: each token takes longer; a first token is no sooner.")
     if spec.kv_offload.cpu_gib:

@@ -12,6 +12,7 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import MemoryEstimate, MemoryTerm
 from rayserve.planner.catalogue import Gpu
+from rayserve.planner.kv.cache import max_concurrency
 from rayserve.planner.kv.layers import (
     CacheKind,
     LayerCache,
@@ -70,12 +71,22 @@ def pinned_bytes(spec: ClusterSpec) -> int:
     return int(wanted * GIB) if wanted != "auto" else 0
 
 
+def compilation(spec: ClusterSpec) -> dict[str, object]:
+    """The spec's own `compilation_config`; empty: there is none."""
+    written = spec.engine_args.get("compilation_config")
+    return written if isinstance(written, dict) else {}
+
+
 def chooses_graphs(spec: ClusterSpec) -> bool:
     """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
-    compilation = spec.engine_args.get("compilation_config")
-    inner = compilation if isinstance(compilation, dict) else {}
     names = {"performance_mode", "cudagraph_capture_sizes"}
-    return bool(names & {*spec.engine_args, *inner})
+    return bool(names & {*spec.engine_args, *compilation(spec)})
+
+
+def expected(spec: ClusterSpec, length: int) -> tuple[int, int]:
+    """(prompt, answer) of the expected request, in tokens, within a max_model_len of `length`."""
+    output = min(spec.workload.output_tokens, max(1, length // 2))
+    return max(1, min(spec.workload.prompt_tokens, length - output)), output
 
 
 class Fit:
@@ -90,6 +101,7 @@ class Fit:
         self.gpu = gpu
         self.facts = version_facts(VLLM_VERSION)
         self._weights = functools.cache(self._stage_weights)
+        self._exact = functools.cache(self._solve)
 
     @property
     def requested_bytes(self) -> int:
@@ -147,8 +159,35 @@ class Fit:
             return (self.requested_bytes - self.weights(cut)) // self.token_bytes(cut)
         return self._exact(cut, limits).highest.estimated_max_model_len
 
+    def concurrency(
+        self, cut: Cut, limits: EngineLimits, tokens: int
+    ) -> tuple[float, float, float]:
+        """Sequences of so many tokens that the KV cache holds at once: low, expected, high."""
+        if self.architecture is None:
+            held = self._simple(cut, limits).kv_tokens / tokens
+            return held, held, held
+        found = self._exact(cut, limits)
+        low, middle, high = (
+            max_concurrency(found.layout, capacity.num_blocks, found.settings, tokens)
+            for capacity in (found.lowest, found.expected, found.highest)
+        )
+        return low, middle, high
+
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
         """The plan's account of a GPU's memory."""
+        memory = self._account(cut, limits)
+        prompt, output = expected(self.spec, limits.length)
+        low, middle, high = self.concurrency(cut, limits, prompt + output)
+        return memory.model_copy(
+            update={
+                "request_tokens": prompt + output,
+                "expected_concurrency": round(middle, 2),
+                "expected_concurrency_low": round(low, 2),
+                "expected_concurrency_high": round(high, 2),
+            }
+        )
+
+    def _account(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
         if self.architecture is None:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
@@ -236,7 +275,7 @@ class Fit:
             text_config=self.profile.multimodal,
         )
 
-    def _exact(self, cut: Cut, limits: EngineLimits) -> Estimate:
+    def _solve(self, cut: Cut, limits: EngineLimits) -> Estimate:
         assert self.architecture is not None  # the callers have looked
         try:
             return estimate(self.architecture, self._setup(cut, limits), self._weights(cut))

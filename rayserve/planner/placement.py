@@ -53,16 +53,12 @@ def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
         DoesNotFitError: the pool has fewer gangs than `replicas.max`.
     """
     gpus = cut.tensor * cut.pipeline
-    one_host = gpus <= pool.gpus_per_host
-    if one_host:
-        gangs = pool.hosts * (pool.gpus_per_host // gpus)
-    else:
-        gangs = pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
-    if spec.replicas.max > gangs:
+    one_host, most = gpus <= pool.gpus_per_host, gangs(pool, cut)
+    if spec.replicas.max > most:
         raise DoesNotFitError(
             f"{spec.replicas.max} gangs of {gpus} GPUs for replicas.max",
-            found=f"{gangs}, on {pool.hosts} x {pool.gpus_per_host} GPUs",
-            do=f"write max: {gangs}" if gangs else "add hosts",
+            found=f"{most}, on {pool.hosts} x {pool.gpus_per_host} GPUs",
+            do=f"write max: {most}" if most else "add hosts",
             where=spec.where("replicas", "max"),
         )
     share = {f"accelerator_type:{label}": LABEL_SHARE} if label else {}
@@ -75,6 +71,14 @@ def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
         executor="mp" if one_host else "ray",
         accelerator_type=label,
     )
+
+
+def gangs(pool: NodePool, cut: Cut) -> int:
+    """How many replicas the pool's GPUs hold; a stage stays on one host."""
+    gpus = cut.tensor * cut.pipeline
+    if gpus <= pool.gpus_per_host:
+        return pool.hosts * (pool.gpus_per_host // gpus)
+    return pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
 
 
 def _divides(profile: ModelProfile, tensor: int) -> bool:

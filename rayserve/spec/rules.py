@@ -142,6 +142,15 @@ def _limits(spec: ClusterSpec) -> Iterator[Problem]:
             f"{step} tokens for max_model_len {length}",
             "write auto, or `chunked_prefill: true`",
         )
+    work = spec.workload
+    whole = work.prompt_tokens + work.output_tokens
+    if isinstance(length, int) and whole > length and "workload" in spec.model_fields_set:
+        yield Problem(
+            ("workload",),
+            f"prompt_tokens and output_tokens of at most max_model_len ({length}) together",
+            str(whole),
+            "lower them, or raise limits.max_model_len",
+        )
     largest = spec.door.max_tokens
     if isinstance(largest, int) and isinstance(length, int) and largest > length:
         yield Problem(

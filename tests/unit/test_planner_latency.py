@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from rayserve.planner.speed.latency import (
     Attention,
     Setting,
     eager_price,
-    latency,
     notes,
     reused,
     tpot,
@@ -39,9 +37,29 @@ SURVEY_US = {KIB: 5.6, 32 * KIB: 8.4, 128 * KIB: 17.1, MIB: 27.9, 8 * MIB: 214, 
 """All-reduce of 8 A100 in a graph, of the campaign before the one in our tables (vLLM 0.14)."""
 
 
+def compressed(bits: int, kind: str, group: int = 0, *, inputs: bool = False):
+    """The quantization_config of a checkpoint of compressed-tensors."""
+    strategy = {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
+    scheme = {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **strategy}}
+    if inputs:
+        scheme["input_activations"] = {"num_bits": bits, "type": kind, "dynamic": True}
+    return {"quant_method": "compressed-tensors", "ignore": ["lm_head"],
+            "config_groups": {"group_0": scheme}}  # fmt: skip
+
+
+QUANTIZED = {
+    WeightFormat.BF16: None,
+    WeightFormat.FP8: compressed(8, "float", inputs=True),
+    WeightFormat.W8A8: compressed(8, "int", inputs=True),
+    WeightFormat.W8A16: compressed(8, "int", 128),
+    WeightFormat.W4A16: compressed(4, "int", 128),
+}
+
+
 def big(kind: WeightFormat):
-    """Llama-3.1-405B on one of 8 ranks, its layers in one format."""
-    return published.traffic(replace(published.LLAMA_405B, format=kind), 8)
+    """Llama-3.1-405B on one of 8 ranks of A100, its layers in one format."""
+    config = {**published.LLAMA_405B, "quantization_config": QUANTIZED[kind]}
+    return published.moves(config, A100, 8)
 
 
 W4, W8A8, FP8 = (big(kind) for kind in (WeightFormat.W4A16, WeightFormat.W8A8, WeightFormat.FP8))
@@ -225,16 +243,6 @@ def test_eager_costs_what_the_host_cannot_hide():
     assert eager_price(W4, slow_gpu, 1, 2048).middle < price.middle
     eager = replace(EIGHT_A100, graphs=False)
     assert middle(ttft(W4, eager, 2048)) == middle(ttft(W4, EIGHT_A100, 2048))
-
-
-def test_latency_has_a_row_for_each_question():
-    """The table holds each prompt with and without a cached prefix, each batch and context."""
-    table = latency(W4, EIGHT_A100, prompts=(512, 2048), contexts=(1024, 8192))
-    assert [(row.prompt_tokens, row.cached_tokens) for row in table.ttft] == [
-        (512, 0), (512, 496), (2048, 0), (2048, 2032)]  # fmt: skip
-    pairs = [(row.batch, row.context_tokens) for row in table.tpot]
-    assert pairs == list(itertools.product((1, 8, 32), (1024, 8192)))
-    assert table.ttft[1].estimate.total.middle < table.ttft[0].estimate.total.middle
 
 
 @pytest.mark.parametrize(

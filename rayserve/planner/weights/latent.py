@@ -108,6 +108,7 @@ def attention_facts(facts: Facts) -> Attention:
         latent_size=facts.count("kv_lora_rank"),
         rope_size=rope,
         index_size=index + index // INDEX_BLOCK * 4,
+        index_topk=indexed,
     )
 
 

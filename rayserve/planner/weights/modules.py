@@ -180,6 +180,8 @@ class Attention:
     rope_size: int = 0
     index_size: int = 0
     """Elements of a token's key in a sparse indexer's cache."""
+    index_topk: int = 0
+    """Tokens that sparse attention sees; 0: all. A layer without an indexer takes another's choice."""
     shares_cache_of: int = -1
     """Layer whose cache this one reads; -1: its own."""
     keys_are_values: bool = False

@@ -1,0 +1,279 @@
+"""How soon do tokens come from a replica with these limits, and is that what users were promised?
+
+One model on one kind of GPU, for any cut and limits; the figures are those of `planner/speed`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+
+from rayserve.engine import VLLM_VERSION
+from rayserve.errors import SpecError
+from rayserve.plan import FirstTokenTime, LatencyEstimate, LatencyTerm, NextTokenTime
+from rayserve.planner.catalogue import Gpu
+from rayserve.planner.fit import BLOCK_TOKENS, EngineLimits, compilation, expected
+from rayserve.planner.memory.simple import Cut
+from rayserve.planner.memory.versions import Batch, capture_sizes, version_facts
+from rayserve.planner.speed import latency
+from rayserve.planner.speed.latency import Estimate, Setting, Traffic
+from rayserve.planner.speed.rooflines import Span
+from rayserve.planner.speed.traffic import fp4_compute, traffic
+from rayserve.planner.weights.architecture import Architecture
+from rayserve.spec import ClusterSpec, serving_pool
+
+PROMPTS = (4096, 32768)
+CONTEXTS = (16384,)
+BATCHES = (1, 8, 32)
+"""Rows of the table between the expected workload and max_model_len."""
+SHOWN_MS = 0.05
+"""Terms that stay below are left out."""
+HALF = 2
+"""Bytes of an element of bf16 and fp16, whose rates are known."""
+TIMED_ELSE = (
+    "cpu_offload_gb",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "enable_dbo",
+    "prefill_context_parallel_size",
+)
+"""Engine arguments that change latencies in ways that no term follows."""
+FP4_NOTE = "4-bit products are counted at the rate of fp8, so a first token may beat its bound."
+EXPERTS_NOTE = "Expert parallelism: all ranks are taken to be equally busy, and routers are uneven."
+NETWORK_NOTE = "Stages on different hosts: the network is taken to be as fast as links within one."
+
+
+def read_timing(
+    spec: ClusterSpec, architecture: Architecture | None, gpu: Gpu | None
+) -> Timing | None:
+    """Latencies of the spec's model; None where the architecture, the GPU or the rates of its compute
+    type are not known.
+    """
+    if architecture is None or gpu is None or architecture.element_bytes != HALF:
+        return None
+    return Timing(spec, architecture, gpu)
+
+
+class Timing:
+    """Latencies of one model on one kind of GPU."""
+
+    def __init__(self, spec: ClusterSpec, architecture: Architecture, gpu: Gpu) -> None:
+        self.spec = spec
+        self.gpu = gpu
+        self._architecture = architecture
+        self._traffic = functools.cache(self._read)
+
+    def token(self, cut: Cut, limits: EngineLimits, batch: int, context: int) -> Estimate:
+        """Time per output token of each of `batch` sequences."""
+        return latency.tpot(self._traffic(cut), self._setting(cut, limits), batch, context)
+
+    def first(self, cut: Cut, limits: EngineLimits, prompt: int, cached: int = 0) -> Estimate:
+        """Time to the first token of a prompt that has the engine to itself."""
+        setting = self._setting(cut, limits)
+        return latency.ttft(self._traffic(cut), setting, prompt, cached_tokens=cached)
+
+    def pause(self, cut: Cut, limits: EngineLimits) -> Estimate:
+        """What a running answer waits for while a step reads as much of a prompt as it may."""
+        tokens = min(limits.step_tokens, limits.length)
+        return latency.chunk(self._traffic(cut), self._setting(cut, limits), tokens)
+
+    def eager_price(self, cut: Cut, limits: EngineLimits) -> Span:
+        """What a token of one sequence takes longer without CUDA graphs."""
+        prompt, output = expected(self.spec, limits.length)
+        setting = self._setting(cut, limits)
+        return latency.eager_price(self._traffic(cut), setting, 1, prompt + output // 2)
+
+    def table(
+        self, cut: Cut, limits: EngineLimits, held: Callable[[int], float]
+    ) -> LatencyEstimate:
+        """The plan's rows: the expected workload first, then longer ones up to max_model_len.
+
+        `held`: sequences of so many tokens that the KV cache holds at once; a batch has no more.
+        """
+        setting, length = self._setting(cut, limits), limits.length
+        prompt, output = expected(self.spec, length)
+        longest = max(prompt, length - output)
+        prompts = [prompt, *(size for size in PROMPTS if prompt < size < longest), longest]
+        context = prompt + output // 2
+        contexts = [context, *(size for size in CONTEXTS if context < size < length), length]
+        return LatencyEstimate(
+            ttft=[
+                self._first_row(cut, limits, size, cached)
+                for size in dict.fromkeys(prompts)
+                for cached in dict.fromkeys((0, self._cached(size, setting)))
+            ],
+            tpot=[
+                self._next_row(cut, limits, batch, size)
+                for size in dict.fromkeys(contexts)
+                for batch in self._batches(limits, held(size))
+            ],
+            notes=self._notes(cut, setting),
+        )
+
+    def promises(self, cut: Cut, limits: EngineLimits) -> list[str]:
+        """Where the expected workload misses what users are promised, or may miss it.
+
+        Raises:
+            SpecError: a promise below the bound of these GPUs: no software keeps it.
+        """
+        slo, setting = self.spec.slo, self._setting(cut, limits)
+        prompt, output = expected(self.spec, limits.length)
+        context = prompt + output // 2
+        whole = self.first(cut, limits, prompt).total
+        cached = self.first(cut, limits, prompt, self._cached(prompt, setting)).total
+        alone = self.token(cut, limits, 1, context).total
+        told = []
+        if slo.ttft_ms:
+            self._possible("ttft_ms", slo.ttft_ms, cached, whole)
+            what = f"slo.ttft_ms ({slo.ttft_ms:g}) for {prompt:,} tokens, none of them cached,"
+            told += _judged(what, slo.ttft_ms, whole)
+        if slo.tpot_ms:
+            self._possible("tpot_ms", slo.tpot_ms, alone * (1 / self._guesses()), alone)
+            what = f"slo.tpot_ms ({slo.tpot_ms:g}) for one sequence alone"
+            told += _judged(what, slo.tpot_ms, alone) or self._crowded(cut, limits, context)
+        return told
+
+    def _crowded(self, cut: Cut, limits: EngineLimits, context: int) -> list[str]:
+        """Whether all of max_num_seqs at once keep the promise that one alone keeps."""
+        slo, seqs = self.spec.slo.tpot_ms, limits.seqs
+        what = f"slo.tpot_ms ({slo:g}) with all {seqs} of max_num_seqs running"
+        return _judged(what, slo, self.token(cut, limits, seqs, context).total)
+
+    def _possible(self, key: str, promised: float, least: Span, usual: Span) -> None:
+        """Refuse a promise that physics breaks. `least`: with all that may shorten it."""
+        if promised >= least.bound or fp4_compute(self._architecture, self.gpu):
+            return
+        raise SpecError(
+            f"slo.{key} of at least {least.bound:.3g}, which is what {self.gpu.name} needs at its peak "
+            "rates for the expected workload",
+            found=f"{promised:g}",
+            do=f"write {key}: {math.ceil(usual.high)}, the upper end of what is expected, or take a "
+            "smaller model or more GPUs",
+            where=self.spec.where("slo", key),
+        )
+
+    def _guesses(self) -> int:
+        """Most tokens that one step can yield: with speculative decoding, all guesses and one more."""
+        guess = self.spec.speculative
+        return 1 + (guess.num_tokens if guess is not None else 0)
+
+    def _cached(self, prompt: int, setting: Setting) -> int:
+        caching = self.spec.scheduling.prefix_caching
+        return latency.reused(prompt, prompt, setting) if caching else 0
+
+    def _batches(self, limits: EngineLimits, held: float) -> list[int]:
+        most = max(1, int(min(limits.seqs, held)))
+        return sorted({min(batch, most) for batch in (*BATCHES, limits.seqs)})
+
+    def _first_row(
+        self, cut: Cut, limits: EngineLimits, prompt: int, cached: int
+    ) -> FirstTokenTime:
+        found = self.first(cut, limits, prompt, cached)
+        total = found.total
+        return FirstTokenTime(
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            bound_ms=round(total.bound, 1),
+            low_ms=round(total.low, 1),
+            high_ms=round(total.high, 1),
+            limited_by=found.limited_by,
+            terms=list(_terms(found)),
+        )
+
+    def _next_row(self, cut: Cut, limits: EngineLimits, batch: int, context: int) -> NextTokenTime:
+        found = self.token(cut, limits, batch, context)
+        total = found.total
+        return NextTokenTime(
+            batch=batch,
+            context_tokens=context,
+            bound_ms=round(total.bound, 1),
+            low_ms=round(total.low, 1),
+            high_ms=round(total.high, 1),
+            limited_by=found.limited_by,
+            terms=list(_terms(found)),
+        )
+
+    def _notes(self, cut: Cut, setting: Setting) -> list[str]:
+        spec = self.spec
+        notes = list(latency.notes(self._traffic(cut), setting))
+        left = [f"engine_args.{name}" for name in TIMED_ELSE if spec.engine_args.get(name)]
+        left += ["speculative"] if spec.speculative is not None else []
+        left += ["lora"] if spec.lora.adapters else []
+        if left:
+            notes.append(f"Not in these figures: {', '.join(left)}.")
+        if fp4_compute(self._architecture, self.gpu):
+            notes.append(FP4_NOTE)
+        if self._expert_ranks(cut) > 1:
+            notes.append(EXPERTS_NOTE)
+        if cut.tensor * cut.pipeline > serving_pool(spec).gpus_per_host:
+            notes.append(NETWORK_NOTE)
+        return notes
+
+    def _expert_ranks(self, cut: Cut) -> int:
+        return cut.tensor if self.spec.engine_args.get("enable_expert_parallel") else 1
+
+    def _read(self, cut: Cut) -> Traffic:
+        return traffic(
+            self._architecture,
+            self.gpu,
+            tensor=cut.tensor,
+            expert_ranks=self._expert_ranks(cut),
+            kv_cache_dtype=self.spec.precision.kv_cache_dtype,
+        )
+
+    def _setting(self, cut: Cut, limits: EngineLimits) -> Setting:
+        mode = compilation(self.spec).get("cudagraph_mode")
+        return Setting(
+            gpu=self.gpu,
+            step_tokens=limits.step_tokens,
+            tensor=cut.tensor,
+            pipeline=cut.pipeline,
+            graphs=self.spec.scheduling.cuda_graphs is not False,
+            attention_in_graphs=str(mode).upper() != "PIECEWISE",
+            graph_tokens=self._graph_tokens(limits),
+            block_tokens=BLOCK_TOKENS,
+        )
+
+    def _graph_tokens(self, limits: EngineLimits) -> int:
+        """The largest batch that gets a graph."""
+        chosen = self.spec.engine_args.get("cudagraph_capture_sizes")
+        chosen = chosen or compilation(self.spec).get("cudagraph_capture_sizes")
+        if isinstance(chosen, list) and chosen and all(isinstance(size, int) for size in chosen):
+            return max(chosen)
+        sizes = capture_sizes(
+            version_facts(VLLM_VERSION),
+            Batch(limits.step_tokens, limits.seqs),
+            capability=self.gpu.compute_capability,
+            query_tokens=self._guesses(),
+        )
+        return max(sizes, default=0)
+
+
+def _judged(what: str, promised_ms: float, span: Span) -> list[str]:
+    """A sentence where the expected range reaches beyond a promise."""
+    if promised_ms >= span.high:
+        return []
+    verdict = "will be missed" if promised_ms < span.low else "may be missed"
+    return [f"{what} {verdict}: {spread(span)} expected, {span.bound:.3g} ms at the very best."]
+
+
+def spread(span: Span) -> str:
+    """An expectation as people read it: two digits that mean something, and the unit."""
+    return f"{_digits(span.low)}-{_digits(span.high)} ms"
+
+
+def _digits(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 10 else f"{ms:.1f}"
+
+
+def _terms(found: Estimate) -> Iterator[LatencyTerm]:
+    """The terms that a person would see, in ms with one digit."""
+    for name, span in found.terms.items():
+        if span.high >= SHOWN_MS:
+            yield LatencyTerm(
+                name=name,
+                bound_ms=round(span.bound, 1),
+                low_ms=round(span.low, 1),
+                high_ms=round(span.high, 1),
+            )
