@@ -63,8 +63,9 @@ def choose_step(scene: Scene, seqs: int, length: int) -> Chosen:
     while promised and pause.middle > promised and tokens // 2 >= max(LEAST_STEP, seqs):
         tokens //= 2
         pause = timing.pause(scene.cut, EngineLimits(tokens, seqs, length)).total
-    halved = f"{own} ({gpu.step_tokens}), halved: " if tokens < gpu.step_tokens else f"{own}: "
-    reason = f"{halved}answers pause {spread(pause)} while such a step reads a prompt"
+    if tokens < gpu.step_tokens:
+        own += f" ({gpu.step_tokens}), halved for slo.ttft_ms"
+    reason = f"{own}: answers pause {spread(pause)} while such a step reads a prompt"
     return at_least(Chosen(tokens, reason), seqs)
 
 

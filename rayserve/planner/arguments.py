@@ -9,7 +9,7 @@ from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.plan import NamedValue
 from rayserve.planner.aims import Chosen
 from rayserve.planner.catalogue import Gpu
-from rayserve.planner.fit import chooses_graphs
+from rayserve.planner.fit import fine_graphs
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing
 from rayserve.spec import ClusterSpec, nearest
@@ -64,7 +64,7 @@ def engine_args(
     args.add("enable_chunked_prefill", spec.scheduling.chunked_prefill)
     args.add("enable_prefix_caching", spec.scheduling.prefix_caching)
     args.add("enforce_eager", not sizing.graphs, sizing.graphs_reason)
-    if sizing.graphs and not chooses_graphs(spec):
+    if sizing.graphs and fine_graphs(spec):
         args.add("performance_mode", "interactivity", FINE_GRAPHS)
     args.add("seed", spec.seed)
     args.add("generation_config", "vllm", "defaults stand here, not in a file of the checkpoint")

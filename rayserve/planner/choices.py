@@ -68,6 +68,8 @@ def _tensor_reason(
     timing: Timing | None,
     sizes: Sequence[int],
 ) -> str:
+    if pool.gpus_per_host == 1:
+        return "the host's only GPU"
     if cut.tensor == pool.gpus_per_host:
         why = "all GPUs of a host share the weights of a token"
     else:
@@ -101,20 +103,26 @@ def unused(
     ways = []
     if gangs(pool, cut) > spec.replicas.max:
         ways.append(f"`replicas.max: {gangs(pool, cut)}` for more requests at once")
-    wider = Cut(cut.tensor, pool.hosts * (pool.gpus_per_host // cut.tensor))
-    longer = _longer(spec, cut, wider, resize)
-    if longer > sizing.max_model_len.value:
-        ways.append(f"`parallelism.pipeline: {wider.pipeline}` for max_model_len {longer:,}")
+    stages, longer = _longer(spec, pool, cut, sizing, resize)
+    if longer:
+        ways.append(f"`parallelism.pipeline: {stages}` for max_model_len {longer:,}")
     use = f": write {', or '.join(ways)}" if ways else ""
     return [f"{idle} of {total} GPUs of pool {pool.name} stay unused{use}."]
 
 
-def _longer(spec: ClusterSpec, cut: Cut, wider: Cut, resize: Callable[[Cut], Sizing]) -> int:
-    """max_model_len of a replica over the whole pool, where it is the planner's to choose; else 0."""
+def _longer(
+    spec: ClusterSpec, pool: NodePool, cut: Cut, sizing: Sizing, resize: Callable[[Cut], Sizing]
+) -> tuple[int, int]:
+    """(stages, max_model_len) of the fewest stages that allow a longer one, where both are auto."""
     free = spec.limits.max_model_len == "auto" and spec.parallelism.pipeline == "auto"
-    if not free or wider.pipeline <= cut.pipeline:
-        return 0
-    try:
-        return resize(wider).max_model_len.value
-    except RayserveError:
-        return 0
+    most = pool.hosts * (pool.gpus_per_host // cut.tensor)
+    stages = 2 * cut.pipeline
+    while free and stages <= most:
+        try:
+            longer = resize(Cut(cut.tensor, stages)).max_model_len.value
+        except RayserveError:
+            return 0, 0
+        if longer > sizing.max_model_len.value:
+            return stages, longer
+        stages *= 2
+    return 0, 0

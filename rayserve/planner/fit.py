@@ -77,10 +77,11 @@ def compilation(spec: ClusterSpec) -> dict[str, object]:
     return written if isinstance(written, dict) else {}
 
 
-def chooses_graphs(spec: ClusterSpec) -> bool:
-    """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
+def fine_graphs(spec: ClusterSpec) -> bool:
+    """Whether each small batch gets a graph: for latency, unless a person said which sizes do."""
     names = {"performance_mode", "cudagraph_capture_sizes"}
-    return bool(names & {*spec.engine_args, *compilation(spec)})
+    chosen = names & {*spec.engine_args, *compilation(spec)}
+    return spec.aim == "latency" and spec.scheduling.cuda_graphs is not False and not chosen
 
 
 def expected(spec: ClusterSpec, length: int) -> tuple[int, int]:
@@ -265,7 +266,7 @@ class Fit:
         }
         if spec.precision.quantization != "auto":
             arguments["quantization"] = spec.precision.quantization
-        if spec.scheduling.cuda_graphs is not False and not chooses_graphs(spec):
+        if fine_graphs(spec):
             arguments["performance_mode"] = "interactivity"
         return measure_command(
             spec.model.path or spec.model.hf_id,
@@ -303,7 +304,7 @@ class Fit:
             expert_ranks=cut.tensor if experts else 1,
             kv_cache_dtype=spec.precision.kv_cache_dtype,
             graphs=spec.scheduling.cuda_graphs is not False,
-            interactivity=not chooses_graphs(spec),
+            interactivity=fine_graphs(spec),
             prefix_caching=spec.scheduling.prefix_caching,
             pinned_kv_bytes=self.pinned_bytes,
             extra=Range(lora // 2, lora, lora, LORA_BASIS if lora else ""),

@@ -17,14 +17,17 @@ def latency_lines(latency: LatencyEstimate) -> list[str]:
     rows = [FIRST]
     for row in anew:
         hit = cached.get(row.prompt_tokens)
-        what = f"  {row.prompt_tokens:,} tokens"
+        what = f"  {_count(row.prompt_tokens, 'token')}"
         rows.append((what, *_figures(row), _range(hit) if hit is not None else ""))
     rows.append(NEXT)
     for step in latency.tpot:
-        many = "sequence" if step.batch == 1 else "sequences"
-        what = f"  {step.batch} {many} of {step.context_tokens:,}"
+        what = f"  {_count(step.batch, 'sequence')} of {step.context_tokens:,}"
         rows.append((what, *_figures(step), ""))
     return _aligned(rows)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _figures(row: FirstTokenTime | NextTokenTime) -> tuple[str, str, str]:

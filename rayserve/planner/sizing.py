@@ -20,7 +20,7 @@ from rayserve.planner.aims import (
     within_cache,
 )
 from rayserve.planner.catalogue import GIB, Gpu
-from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
+from rayserve.planner.fit import EngineLimits, Fit, expected, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
@@ -104,16 +104,25 @@ def size(
             do=f"write {longest(spec, profile)}, or stretch it with `rope_scaling`",
             where=spec.where("limits", "max_model_len"),
         )
+    most = _most_len(spec, profile)
+    asked = spec.workload.prompt_tokens + spec.workload.output_tokens
+    if asked > most and "workload" in spec.model_fields_set:
+        raise SpecError(
+            f"prompt_tokens and output_tokens of at most {most} together, the model's own limit",
+            found=str(asked),
+            do="lower them, or stretch the model with `rope_scaling`",
+            where=spec.where("workload"),
+        )
     if fit is None:
         return _size_cpu(spec, profile, cut)
     least = _least(spec, profile, fit.gpu)
     if not fit.holds(cut, least):
         raise _does_not_fit(spec, fit, cut, least)
     scene = Scene(spec, fit, timing, cut)
-    most = _most_len(spec, profile)
     seqs = _held_seqs(scene, choose_seqs(scene, least.step_tokens, most), least)
     step = choose_step(scene, seqs.value, most)
-    seqs = within_cache(scene, seqs, EngineLimits(step.value, seqs.value, most))
+    usual = max(least.length, min(most, sum(expected(spec, most))))
+    seqs = within_cache(scene, seqs, EngineLimits(step.value, seqs.value, usual))
 
     def at(length: int) -> EngineLimits:
         return EngineLimits(_whole_prompt(spec, step, length).value, seqs.value, length)
@@ -168,8 +177,8 @@ def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
         return "recorded GPU work: faster tokens"
     price = scene.timing.eager_price(scene.cut, limits)
     if price.high < HIDDEN_MS:
-        return "recorded GPU work: the host does less; here the GPU would hide what it saves"
-    return f"recorded GPU work: without it each token takes {spread(price)} longer"
+        return "recorded GPU work: a fast host would hide here what it saves, a slow one not"
+    return f"recorded GPU work: without it a token takes {spread(price)} longer, on a slow host more"
 
 
 def _notes(

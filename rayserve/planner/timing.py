@@ -27,7 +27,9 @@ from rayserve.spec import ClusterSpec, serving_pool
 PROMPTS = (4096, 32768)
 CONTEXTS = (16384,)
 BATCHES = (1, 8, 32)
-"""Rows of the table between the expected workload and max_model_len."""
+NEAR = 1.1
+"""Rows of the table between the expected workload and max_model_len, which has none of its own where
+it is that near."""
 SHOWN_MS = 0.05
 """Terms that stay below are left out."""
 HALF = 2
@@ -101,7 +103,8 @@ class Timing:
         longest = max(prompt, length - output)
         prompts = [prompt, *(size for size in PROMPTS if prompt < size < longest), longest]
         context = prompt + output // 2
-        contexts = [context, *(size for size in CONTEXTS if context < size < length), length]
+        contexts = [context, *(size for size in CONTEXTS if context < size < length)]
+        contexts += [length] if length > NEAR * context else []
         return LatencyEstimate(
             ttft=[
                 self._first_row(cut, limits, size, cached)

@@ -141,10 +141,11 @@ def test_ngram_guesses_without_memory():
         ("  engine_args: {cudagraph_capture_sizes: [1, 2]}\n", None),
         ("  engine_args: {compilation_config: {cudagraph_capture_sizes: [1, 2]}}\n", None),
         ("  scheduling: {cuda_graphs: false}\n", None),
+        ("  aim: throughput\n", None),
     ],
 )
 def test_graphs_of_every_small_batch(add, mode):
-    """A GPU records a graph for each small batch, unless a person says which graphs; set once."""
+    """For latency a GPU records a graph for each small batch, unless a person says which; set once."""
     names = [item.name for item in plan(add).replica.engine_args]
     assert names.count("performance_mode") == (mode is not None)
     assert plan(add).replica.engine_arguments().get("performance_mode") == mode

@@ -205,7 +205,7 @@ def test_throughput_fills_the_cache_as_far_as_the_promise_allows():
     """vLLM's own limit or what the cache holds at the expected lengths; with a promise, fewer."""
     latency, free, bound = (
         plan(add, model=EXPERTS, **{"A100-80GB-SXM": "H200-141GB-SXM"})
-        for add in ("", "  aim: throughput\n", "  aim: throughput\n  slo: {tpot_ms: 60}\n")
+        for add in ("", "  aim: throughput\n", "  aim: throughput\n  slo: {tpot_ms: 50}\n")
     )
     counts = [argument(made, "max_num_seqs").value for made in (latency, bound, free)]
     assert counts == sorted(counts)
@@ -213,7 +213,7 @@ def test_throughput_fills_the_cache_as_far_as_the_promise_allows():
     assert counts[2] == gpus()["H200-141GB-SXM"].step_seqs or counts[2] == int(
         free.memory.expected_concurrency
     )
-    assert "slo.tpot_ms is 60" in argument(bound, "max_num_seqs").reason
+    assert "slo.tpot_ms is 50" in argument(bound, "max_num_seqs").reason
 
 
 def test_no_more_sequences_than_the_cache_holds():
