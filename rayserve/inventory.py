@@ -93,14 +93,14 @@ def make_plan(files: Files) -> Planned:
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
     """
-    read = _read_spec(files)
+    read = read_spec(files)
     spec = read.spec
     if picks(spec):
         plan = pick(_compare(read))
     else:
         plan = build_plan(
             spec,
-            _config(read.folder / spec.model.config),
+            model_config(read.folder / spec.model.config),
             read.sha256,
             draft_config=read.draft_config,
             digests=_digests(spec, read.folder, read.recorded),
@@ -121,7 +121,7 @@ def compare_candidates(files: Files) -> Comparison:
     Raises:
         SpecError: the spec is wrong, or names no candidates.
     """
-    read = _read_spec(files)
+    read = read_spec(files)
     if not read.spec.model.candidates:
         raise SpecError(
             "`model.candidates`, the checkpoints to compare",
@@ -133,7 +133,7 @@ def compare_candidates(files: Files) -> Comparison:
 
 
 @dataclass(frozen=True)
-class _Read:
+class Read:
     """A spec with absolute paths, and what lies beside it."""
 
     spec: ClusterSpec
@@ -144,22 +144,27 @@ class _Read:
     """Digests of small files that the last plan has."""
 
 
-def _read_spec(files: Files) -> _Read:
+def read_spec(files: Files) -> Read:
+    """The spec of an environment.
+
+    Raises:
+        SpecError: it cannot be read, or is wrong.
+    """
     raw = _read(files.spec)
     spec = parse_spec(_text(raw, files.spec), str(files.spec))
     folder = files.spec.resolve().parent
     spec = absolute_paths(spec, str(folder))
     draft = spec.speculative.config if spec.speculative is not None else ""
-    return _Read(
+    return Read(
         spec,
         folder,
         hashlib.sha256(raw).hexdigest(),
-        _config(folder / draft) if draft else None,
+        model_config(folder / draft) if draft else None,
         _recorded(files.plan),
     )
 
 
-def _compare(read: _Read) -> Compared:
+def _compare(read: Read) -> Compared:
     """Every checkpoint of a spec; a config.json that cannot be read is told in its row."""
     spec = read.spec
     found = [] if picks(spec) else [_checkpoint(SERVED, spec, read)]
@@ -168,10 +173,10 @@ def _compare(read: _Read) -> Compared:
     return compare(found, read.sha256, draft_config=read.draft_config)
 
 
-def _checkpoint(name: str, spec: ClusterSpec, read: _Read) -> Checkpoint:
+def _checkpoint(name: str, spec: ClusterSpec, read: Read) -> Checkpoint:
     config, problem = None, None
     try:
-        config = _config(read.folder / spec.model.config)
+        config = model_config(read.folder / spec.model.config)
     except SpecError as error:
         problem = error
     return Checkpoint(name, spec, config, _digests(spec, read.folder, read.recorded), problem)
@@ -336,7 +341,12 @@ def _recorded(plan: Path) -> dict[str, str]:
     return {item.name: str(item.value) for item in known}
 
 
-def _config(path: Path) -> dict[str, Any] | None:
+def model_config(path: Path) -> dict[str, Any] | None:
+    """The content of a model's config.json; None where there is no such file.
+
+    Raises:
+        SpecError: it cannot be read, or is no JSON object.
+    """
     try:
         if not path.is_file():
             return None

@@ -25,14 +25,14 @@ LEGEND = (
 
 def comparison_text(comparison: Comparison) -> str:
     """The comparison in plain text."""
-    lines = [_title(comparison), *_table([HEAD, *map(_cells, comparison.rows)])]
+    lines = [_title(comparison), *_table([HEAD, *map(cells, comparison.rows)])]
     if any(row.rank for row in comparison.rows):
-        lines.append(f"  {_legend(comparison)}")
+        lines.append(f"  {legend(comparison)}")
     lines += ["", "why"]
-    lines += _list((f"{_rank(row)} {row.name}", _why(row)) for row in comparison.rows)
-    details = _details(comparison.rows)
-    if details:
-        lines += ["", "details", *details]
+    lines += _list((f"{_rank(row)} {row.name}", why(row)) for row in comparison.rows)
+    told = details(comparison.rows)
+    if told:
+        lines += ["", "details", *_list(told)]
     return "\n".join(lines)
 
 
@@ -53,7 +53,8 @@ def _title(comparison: Comparison) -> str:
     )
 
 
-def _legend(comparison: Comparison) -> str:
+def legend(comparison: Comparison) -> str:
+    """What the columns are."""
     tokens = comparison.prompt_tokens + comparison.output_tokens
     batch = "TPOT: one request alone"
     if comparison.aim == "throughput":
@@ -61,7 +62,8 @@ def _legend(comparison: Comparison) -> str:
     return LEGEND.format(tokens=tokens, batch=batch)
 
 
-def _cells(row: CandidateRow) -> tuple[str, ...]:
+def cells(row: CandidateRow) -> tuple[str, ...]:
+    """A row below HEAD."""
     name = f"{row.name} *" if row.served else row.name
     quality = "not known"
     if row.quality is not None:  # rounded down: only what loses nothing has 100
@@ -95,7 +97,8 @@ def _rank(row: CandidateRow) -> str:
     return str(row.rank) if row.rank else "-"
 
 
-def _why(row: CandidateRow) -> str:
+def why(row: CandidateRow) -> str:
+    """Why a checkpoint has its rank, or none."""
     return row.reason if row.rank else f"{row.verdict}; {row.reason}"
 
 
@@ -119,8 +122,8 @@ def _list(pairs: Iterable[tuple[str, str]]) -> list[str]:
     return [f"  {name:<{width}}  {text}" for name, text in found]
 
 
-def _details(rows: Sequence[CandidateRow]) -> list[str]:
-    """What the figures rest on; what several checkpoints share is told once."""
+def details(rows: Sequence[CandidateRow]) -> list[tuple[str, str]]:
+    """(who, what): what the figures rest on; what several checkpoints share is told once."""
     names: dict[str, list[str]] = {}
     for row in rows:
         for text in _facts(row):
@@ -133,7 +136,7 @@ def _details(rows: Sequence[CandidateRow]) -> list[str]:
     sources = {row.quality.source: row.quality.published for row in rows if row.quality}
     pairs = [(_who(who, rows), text) for text, who in names.items()]
     pairs += [(key, text) for key, text in sources.items() if key]
-    return _list(pairs) if pairs else []
+    return pairs
 
 
 def _who(names: Sequence[str], rows: Sequence[CandidateRow]) -> str:
