@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayserve.planner.fit import EngineLimits, Fit, expected
+from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.timing import Timing, spread
+from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
 
 SEQS = 32
@@ -23,6 +24,9 @@ FLUENT_MS = 40.0
 (Llama 2 70B). People read about a tenth as fast."""
 MODEST = 1.5
 """Assumption: how much slower than alone a token may be where even one alone is hardly fluent."""
+
+LEAST = 1.1
+"""Assumption: a promise that one alone hardly keeps, or does not keep, still lets a few run."""
 
 
 @dataclass(frozen=True)
@@ -126,17 +130,15 @@ def _ladder(most: int) -> list[int]:
 
 def _limit(scene: Scene, step_tokens: int, length: int) -> tuple[float, str]:
     """(longest time of a token in ms, why): by the promise, and for latency by fluency."""
-    spec = scene.spec
-    promised = spec.slo.tpot_ms
-    if spec.aim == "throughput":
-        return (promised, f"slo.tpot_ms is {promised:g}") if promised else (float("inf"), "")
+    spec, promised = scene.spec, scene.spec.slo.tpot_ms
     alone = _token_ms(scene, step_tokens, length, 1)
-    limit, why = FLUENT_MS, f"{FLUENT_MS:g} ms read fluently"
-    if MODEST * alone > limit:
-        limit, why = MODEST * alone, f"alone it takes {alone:.0f} ms"
-    if promised and promised < limit:
-        return promised, f"slo.tpot_ms is {promised:g}"
-    return limit, why
+    limit, why = float("inf"), ""
+    if spec.aim == "latency":
+        limit, why = FLUENT_MS, f"{FLUENT_MS:g} ms read fluently"
+        if MODEST * alone > limit:
+            limit, why = MODEST * alone, f"alone it takes {alone:.0f} ms"
+    kept = max(promised, LEAST * alone)
+    return (kept, f"slo.tpot_ms is {promised:g}") if promised and kept < limit else (limit, why)
 
 
 def _token_ms(scene: Scene, step_tokens: int, length: int, seqs: int) -> float:

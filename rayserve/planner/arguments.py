@@ -9,9 +9,9 @@ from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.plan import NamedValue
 from rayserve.planner.aims import Chosen
 from rayserve.planner.catalogue import Gpu
-from rayserve.planner.fit import fine_graphs
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing
+from rayserve.planner.wishes import fine_graphs
 from rayserve.spec import ClusterSpec, nearest
 
 NO_MEDIA = "no-media.invalid"

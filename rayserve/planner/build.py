@@ -11,7 +11,6 @@ from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
     Endpoint,
-    LatencyEstimate,
     LoraAdapter,
     NodePoolPlan,
     Placement,
@@ -26,12 +25,11 @@ from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.fit import Fit
-from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.sizing import Sizing, holds, size
-from rayserve.planner.timing import Timing, read_timing
+from rayserve.planner.timing import read_timing
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.spec import ClusterSpec, serving_pool
@@ -95,7 +93,7 @@ def build_plan(
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
     told = obstacles.check(pool, cut) if obstacles is not None else []
-    timing = read_timing(spec, architecture, gpu)
+    timing = read_timing(fit)
     sizing = size(spec, profile, fit, cut, timing)
     told += unused(spec, pool, cut, sizing, lambda cut: size(spec, profile, fit, cut, timing))
     replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
@@ -127,7 +125,7 @@ def build_plan(
         endpoint=_endpoint(spec),
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
-        latency=_latency(timing, fit, cut, sizing),
+        latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
         choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes) if gpu else [],
         notes=[
             *_unused(spec, architecture),
@@ -282,15 +280,6 @@ def _endpoint(spec: ClusterSpec) -> Endpoint:
     endpoint = spec.endpoint
     host = endpoint.host or "127.0.0.1"
     return Endpoint(host=host, port=endpoint.port, ingress=endpoint.ingress)
-
-
-def _latency(
-    timing: Timing | None, fit: Fit | None, cut: Cut, sizing: Sizing
-) -> LatencyEstimate | None:
-    if timing is None or fit is None:
-        return None
-    limits = limits_of(sizing)
-    return timing.table(cut, limits, lambda tokens: fit.concurrency(cut, limits, tokens)[1])
 
 
 def _notes(spec: ClusterSpec, gpu: Gpu | None, sizing: Sizing) -> list[str]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from rayserve.errors import RayserveError
 from rayserve.plan import NamedValue
 from rayserve.planner.catalogue import Gpu
-from rayserve.planner.fit import EngineLimits, expected
+from rayserve.planner.fit import EngineLimits
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.placement import gangs
 from rayserve.planner.sizing import Sizing
 from rayserve.planner.timing import Timing, spread
+from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec, NodePool
 
 GIB_MS = 2**30 / 1e6

@@ -27,6 +27,7 @@ from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.wishes import expected, fine_graphs
 from rayserve.spec import ClusterSpec
 
 BLOCK_TOKENS = 16
@@ -69,25 +70,6 @@ def pinned_bytes(spec: ClusterSpec) -> int:
     """Bytes of a KV cache that the spec fixes; 0: it does not."""
     wanted = spec.limits.kv_cache_gib
     return int(wanted * GIB) if wanted != "auto" else 0
-
-
-def compilation(spec: ClusterSpec) -> dict[str, object]:
-    """The spec's own `compilation_config`; empty: there is none."""
-    written = spec.engine_args.get("compilation_config")
-    return written if isinstance(written, dict) else {}
-
-
-def fine_graphs(spec: ClusterSpec) -> bool:
-    """Whether each small batch gets a graph: for latency, unless a person said which sizes do."""
-    names = {"performance_mode", "cudagraph_capture_sizes"}
-    chosen = names & {*spec.engine_args, *compilation(spec)}
-    return spec.aim == "latency" and spec.scheduling.cuda_graphs is not False and not chosen
-
-
-def expected(spec: ClusterSpec, length: int) -> tuple[int, int]:
-    """(prompt, answer) of the expected request, in tokens, within a max_model_len of `length`."""
-    output = min(spec.workload.output_tokens, max(1, length // 2))
-    return max(1, min(spec.workload.prompt_tokens, length - output)), output
 
 
 class Fit:
@@ -173,6 +155,12 @@ class Fit:
             for capacity in (found.lowest, found.expected, found.highest)
         )
         return low, middle, high
+
+    def block_tokens(self, cut: Cut, limits: EngineLimits) -> int:
+        """Tokens of a block of an attention layer, which the prefix cache keeps as a whole."""
+        if self.architecture is None:
+            return BLOCK_TOKENS
+        return self._exact(cut, limits).layout.block_size
 
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
         """The plan's account of a GPU's memory."""

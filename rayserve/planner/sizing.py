@@ -20,11 +20,12 @@ from rayserve.planner.aims import (
     within_cache,
 )
 from rayserve.planner.catalogue import GIB, Gpu
-from rayserve.planner.fit import EngineLimits, Fit, expected, pinned_bytes
+from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.timing import Timing, spread
+from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
 
 LEAST_LEN = 2048
@@ -178,7 +179,9 @@ def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
     price = scene.timing.eager_price(scene.cut, limits)
     if price.high < HIDDEN_MS:
         return "recorded GPU work: a fast host would hide here what it saves, a slow one not"
-    return f"recorded GPU work: without it a token takes {spread(price)} longer, on a slow host more"
+    return (
+        f"recorded GPU work: without it a token takes {spread(price)} longer, on a slow host more"
+    )
 
 
 def _notes(

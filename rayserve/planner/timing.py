@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import FirstTokenTime, LatencyEstimate, LatencyTerm, NextTokenTime
-from rayserve.planner.catalogue import Gpu
-from rayserve.planner.fit import BLOCK_TOKENS, EngineLimits, compilation, expected
+from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, capture_sizes, version_facts
 from rayserve.planner.speed import latency
@@ -22,7 +21,8 @@ from rayserve.planner.speed.rooflines import Span
 from rayserve.planner.speed.traffic import fp4_compute, traffic
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.modules import MLA
-from rayserve.spec import ClusterSpec, serving_pool
+from rayserve.planner.wishes import compilation, expected
+from rayserve.spec import serving_pool
 
 PROMPTS = (4096, 32768)
 CONTEXTS = (16384,)
@@ -51,23 +51,23 @@ LATENT_NOTE = (
 NETWORK_NOTE = "Stages on different hosts: the network is taken to be as fast as links within one."
 
 
-def read_timing(
-    spec: ClusterSpec, architecture: Architecture | None, gpu: Gpu | None
-) -> Timing | None:
-    """Latencies of the spec's model; None where the architecture, the GPU or the rates of its compute
-    type are not known.
+def read_timing(fit: Fit | None) -> Timing | None:
+    """Latencies of the model of `fit`; None for the CPU engine, and where the architecture or the rates
+    of its compute type are not known.
     """
-    if architecture is None or gpu is None or architecture.element_bytes != HALF:
+    architecture = fit.architecture if fit is not None else None
+    if fit is None or architecture is None or architecture.element_bytes != HALF:
         return None
-    return Timing(spec, architecture, gpu)
+    return Timing(fit, architecture)
 
 
 class Timing:
     """Latencies of one model on one kind of GPU."""
 
-    def __init__(self, spec: ClusterSpec, architecture: Architecture, gpu: Gpu) -> None:
-        self.spec = spec
-        self.gpu = gpu
+    def __init__(self, fit: Fit, architecture: Architecture) -> None:
+        self.spec = fit.spec
+        self.gpu = fit.gpu
+        self._fit = fit
         self._architecture = architecture
         self._traffic = functools.cache(self._read)
 
@@ -91,12 +91,10 @@ class Timing:
         setting = self._setting(cut, limits)
         return latency.eager_price(self._traffic(cut), setting, 1, prompt + output // 2)
 
-    def table(
-        self, cut: Cut, limits: EngineLimits, held: Callable[[int], float]
-    ) -> LatencyEstimate:
+    def table(self, cut: Cut, limits: EngineLimits) -> LatencyEstimate:
         """The plan's rows: the expected workload first, then longer ones up to max_model_len.
 
-        `held`: sequences of so many tokens that the KV cache holds at once; a batch has no more.
+        A batch has no more sequences than the KV cache holds at once.
         """
         setting, length = self._setting(cut, limits), limits.length
         prompt, output = expected(self.spec, length)
@@ -114,7 +112,7 @@ class Timing:
             tpot=[
                 self._next_row(cut, limits, batch, size)
                 for size in dict.fromkeys(contexts)
-                for batch in self._batches(limits, held(size))
+                for batch in self._batches(cut, limits, size)
             ],
             notes=self._notes(cut, setting),
         )
@@ -170,7 +168,8 @@ class Timing:
         caching = self.spec.scheduling.prefix_caching
         return latency.reused(prompt, prompt, setting) if caching else 0
 
-    def _batches(self, limits: EngineLimits, held: float) -> list[int]:
+    def _batches(self, cut: Cut, limits: EngineLimits, context: int) -> list[int]:
+        _, held, _ = self._fit.concurrency(cut, limits, context)
         most = max(1, int(min(limits.seqs, held)))
         return sorted({min(batch, most) for batch in (*BATCHES, limits.seqs)})
 
@@ -242,7 +241,7 @@ class Timing:
             graphs=self.spec.scheduling.cuda_graphs is not False,
             attention_in_graphs=str(mode).upper() != "PIECEWISE",
             graph_tokens=self._graph_tokens(limits),
-            block_tokens=BLOCK_TOKENS,
+            block_tokens=self._fit.block_tokens(cut, limits),
         )
 
     def _graph_tokens(self, limits: EngineLimits) -> int:

@@ -345,17 +345,15 @@ def test_no_two_checkpoints_are_equal():
 
 
 def test_a_context_too_short_for_the_expected_request_is_no_advantage():
-    """A checkpoint that the planner cut to a shorter length ranks behind, though its answers are quicker."""
-    short = {**CONFIGS["w4a16"], "max_position_embeddings": 4096}
+    """A checkpoint with too few positions ranks behind, though its answers are those of short prompts."""
     found = compared(
         ("    max_model_len: 16384", "    max_model_len: auto"),
-        ("  slo:", "  workload: {prompt_tokens: 8000, output_tokens: 256}\n  slo:"),
-        w4a16=short,
+        w4a16={**CONFIGS["w4a16"], "max_position_embeddings": 1024},
     )
-    assert found.comparison.rows[0].name == "w8a8"
     last = next(one for one in reversed(found.comparison.rows) if one.rank)
-    assert (last.name, last.max_model_len) == ("w4a16", 4096)
+    assert (last.name, last.max_model_len) == ("w4a16", 1024)
     assert "too short" in last.reason
+    assert found.comparison.rows[0].name == "w8a8"
 
 
 # ── quality ───────────────────────────────────────────────────────────────────────────────────────

@@ -201,6 +201,14 @@ def test_a_promise_bounds_the_sequences():
     assert seqs[0] < seqs[1] == seqs[2] == 32
 
 
+@pytest.mark.parametrize("aim", ["latency", "throughput"])
+def test_a_promise_that_none_keeps_does_not_leave_one(aim):
+    """Where even one sequence alone will miss the promise, a few still run; the note says it."""
+    made = plan(f"  aim: {aim}\n  slo: {{tpot_ms: 15}}\n")
+    assert 1 < argument(made, "max_num_seqs").value < 32
+    assert any("for one sequence alone will be missed" in note for note in made.notes)
+
+
 def test_throughput_fills_the_cache_as_far_as_the_promise_allows():
     """vLLM's own limit or what the cache holds at the expected lengths; with a promise, fewer."""
     latency, free, bound = (
