@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
@@ -16,7 +18,11 @@ from rayserve import __version__
 from rayserve.errors import RayserveError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rayserve.inventory import Files
+    from rayserve.plan import Plan
+    from rayserve.planner.views.terminal import Style
 
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
@@ -93,9 +99,17 @@ def main() -> None:
 @click.option("--check", "only_check", is_flag=True, help="Exit 2 with a diff if they are stale.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would change; write nothing.")
 @click.option("--candidates", is_flag=True, help="Rank model.candidates; write nothing.")
+@click.option("--html", metavar="FILE", help="Also write the plan as a page for a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
-    spec: str, out: str | None, *, only_check: bool, dry_run: bool, candidates: bool, as_json: bool
+    spec: str,
+    out: str | None,
+    *,
+    only_check: bool,
+    dry_run: bool,
+    candidates: bool,
+    html: str | None,
+    as_json: bool,
 ) -> None:
     """Prove that SPEC fits, and write plan.yml and serve.yml, also with --json.
 
@@ -103,38 +117,63 @@ def plan(
     """
     from rayserve import inventory
     from rayserve.errors import PlanError
-    from rayserve.planner.render import changes, table
+    from rayserve.planner.render import changes
+    from rayserve.planner.views.terminal import table
 
     files = inventory.locate(spec, out)
     if candidates:
-        _rank_candidates(files, only_check=only_check, as_json=as_json)
+        _rank_candidates(files, only_check=only_check, html=html, as_json=as_json)
         return
     planned = inventory.make_plan(files)
+    page = _page(files, planned.plan, html) if html is not None else {}
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
     ]
     stale = [str(path) for path, diff in zip(planned.texts, diffs, strict=True) if diff]
     known = [diff for path, diff in zip(planned.texts, diffs, strict=True) if path.is_file()]
+    texts = (planned.texts if stale else {}) | page
     # Written first, printed after: a reader that goes away does not cost the files.
-    if stale and not dry_run and not only_check:
-        inventory.write_all(planned.texts)
+    if texts and not dry_run and not only_check:
+        inventory.write_all(texts)
     if not as_json:
-        click.echo("\n".join([table(planned.plan), *filter(None, known)]))
+        click.echo("\n".join([table(planned.plan, _style()), *filter(None, known)]))
     if only_check and stale:
         raise PlanError(
             "plan and Serve config as the spec gives them",
             found=f"{', '.join(stale)} differs",
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
+    changed = [*stale, *map(str, page)]
     if as_json:
-        report = {"plan": planned.plan.as_dict(), "changed": stale}
+        report = {"plan": planned.plan.as_dict(), "changed": changed}
         click.echo(json.dumps(report, ensure_ascii=False))
     elif not only_check:
         verb = "would write" if dry_run else "wrote"
-        click.echo(f"{verb} {', '.join(stale)}" if stale else "unchanged")
+        click.echo(f"{verb} {', '.join(changed)}" if changed else "unchanged")
 
 
-def _rank_candidates(files: Files, *, only_check: bool, as_json: bool) -> None:
+def _page(files: Files, plan: Plan, html: str) -> dict[Path, str]:
+    """The page of a plan, where it differs from what is there."""
+    from rayserve import inventory, page
+
+    path = page.path_of(html, files)
+    text = page.text_of(files, plan)
+    return {path: text} if inventory.current(path) != text else {}
+
+
+def _style() -> Style:
+    """What the terminal behind stdout can show."""
+    from rayserve.planner.views.terminal import style_of
+
+    return style_of(
+        terminal=sys.stdout.isatty(),
+        environment=os.environ,
+        encoding=sys.stdout.encoding or "ascii",
+        width=shutil.get_terminal_size((0, 0)).columns,
+    )
+
+
+def _rank_candidates(files: Files, *, only_check: bool, html: str | None, as_json: bool) -> None:
     """Print how the checkpoints of a spec compare; exit code 3 where none can be served."""
     from rayserve import inventory
     from rayserve.errors import DoesNotFitError
@@ -145,6 +184,12 @@ def _rank_candidates(files: Files, *, only_check: bool, as_json: bool) -> None:
             "either --check or --candidates",
             found="both",
             do="leave one out; --candidates writes nothing, so there is nothing to check",
+        )
+    if html is not None:
+        raise UsageError(
+            "either --html or --candidates",
+            found="both",
+            do="leave --candidates out: the page of the plan compares them too",
         )
     comparison = inventory.compare_candidates(files)
     if as_json:

@@ -264,9 +264,9 @@ def write_all(texts: dict[Path, str]) -> None:
             done.append(path)
     except OSError as error:
         raise HostError(
-            "to write the plan and the Serve config",
+            "to write what was planned",
             found=str(error)[:300],
-            do="make the folder writable, or write elsewhere with --out",
+            do="make the folder writable, or write elsewhere with --out (the page: --html)",
         ) from None
     finally:
         for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between

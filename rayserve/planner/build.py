@@ -23,6 +23,7 @@ from rayserve.planner.arguments import check_formats, engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
 from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
+from rayserve.planner.curves import NO_CURVES, Curves, curves
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.fit import Fit
 from rayserve.planner.obstacles import Obstacles
@@ -324,3 +325,23 @@ def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:
             tpot_ms=spec.slo.tpot_ms, tokens=tokens, stream_s=stream_s, drain_s=drain_s
         )
     ]
+
+
+def build_curves(
+    plan: Plan,
+    spec: ClusterSpec,
+    model_config: Mapping[str, Any] | None,
+    *,
+    draft_config: Mapping[str, Any] | None = None,
+) -> Curves:
+    """What the page of a plan draws; the plan is that of this spec and these files.
+
+    Raises:
+        SpecError: as `build_plan`.
+    """
+    profile = _profile(spec, model_config, draft_config)
+    gpu = find_gpu(spec, serving_pool(spec))
+    if gpu is None:
+        return NO_CURVES
+    architecture = _architecture(spec, profile, model_config)
+    return curves(plan, Fit(spec, profile, architecture, gpu), read_timing(spec, architecture, gpu))

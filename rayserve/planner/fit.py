@@ -163,7 +163,7 @@ class Fit:
         return self._exact(cut, limits).layout.block_size
 
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
-        """The plan's account of a GPU's memory."""
+        """The plan's account of a GPU's memory: of the stage that decides."""
         memory = self._account(cut, limits)
         prompt, output = expected(self.spec, limits.length)
         low, middle, high = self.concurrency(cut, limits, prompt + output)
@@ -176,13 +176,20 @@ class Fit:
             }
         )
 
-    def _account(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
+    def stages(self, cut: Cut, limits: EngineLimits) -> list[MemoryEstimate]:
+        """The account of each pipeline stage; of one where stages are not told apart."""
+        told = range(cut.pipeline) if self.architecture is not None else [0]
+        return [self._account(cut, limits, stage) for stage in told]
+
+    def _account(self, cut: Cut, limits: EngineLimits, stage: int | None = None) -> MemoryEstimate:
+        """Of a stage, or of the one that decides."""
         if self.architecture is None:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
-        budget = found.budgets[found.decisive]
+        stage = found.decisive if stage is None else stage
+        budget = found.budgets[stage]
         lora = self._lora(cut)
-        last = found.decisive == cut.pipeline - 1
+        last = stage == cut.pipeline - 1
         draft = memory.draft_bytes(self.profile, cut) if last else 0
         terms = dict(budget.counted)
         overhead = sum(

@@ -16,7 +16,7 @@ from rayserve.planner import build_plan
 from rayserve.planner.catalogue import GIB, gpus, ray_labels
 from rayserve.planner.memory.simple import Cut, kv_bytes_per_token, lora_bytes, weights_bytes
 from rayserve.planner.profile import read_profile, scaled_bits
-from rayserve.planner.render import table
+from rayserve.planner.views.terminal import table
 from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
 

@@ -15,9 +15,9 @@ from rayserve.planner.candidates.record import CandidateRow, Quality, Refusal, S
 from rayserve.planner.candidates.traits import traits_of
 from rayserve.planner.catalogue import Gpu, gpus
 from rayserve.planner.memory.budget import Outcome
-from rayserve.planner.render import verdict
 from rayserve.planner.support.precision import capability_of, table
 from rayserve.planner.support.schemes import SIXTEEN, Scheme, schemes_of
+from rayserve.planner.views.parts import verdict
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.spec import ClusterSpec, serving_pool
 
