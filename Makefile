@@ -5,13 +5,16 @@ SHELL := /bin/sh
 RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo check lint format unit contract engine test lock bench bench-planner soak badinput clean
+.PHONY: help setup browser demo check lint format unit contract engine test lock bench bench-planner soak badinput clean
 
 help: ## list these chores
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 setup: ## make .venv from the locks (a second time: nothing to do)
 	@scripts/setup
+
+browser: setup ## a headless Chromium for the test of the plan's page (Debian, as root)
+	@$(PYTHON) scripts/setup_browser.py
 
 demo: setup ## serve a tiny model end to end on this machine, then stop everything
 	@$(RAYSERVE) demo
@@ -29,13 +32,13 @@ format: setup ## let ruff rewrite what it can
 unit: setup ## unit tests
 	@$(PYTHON) scripts/run_tests.py unit
 
-contract: setup ## tests against the installed Ray and vLLM, without an engine
+contract: setup browser ## tests against the installed Ray and vLLM, without an engine
 	@$(PYTHON) scripts/run_tests.py contract
 
 engine: setup ## tests that start a real engine, Ray and Serve
 	@$(PYTHON) scripts/run_tests.py engine
 
-test: setup ## everything that CI runs: lint, unit, contract, engine
+test: setup browser ## everything that CI runs: lint, unit, contract, engine
 	@$(PYTHON) scripts/run_tests.py lint unit contract engine
 
 lock: setup ## resolve pyproject.toml anew into requirements/*.lock

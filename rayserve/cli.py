@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import sys
-from typing import Any, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
@@ -19,6 +21,13 @@ FORMAT: Final = 1
 """Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
 or goes.
 """
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rayserve.inventory import Files
+    from rayserve.plan import Plan
+    from rayserve.planner.views.terminal import Style
+
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
 
@@ -99,21 +108,35 @@ def main() -> None:
     multiple=True,
     help="A host's starts.jsonl: keep its comparable starts beside SPEC and calibrate by them.",
 )
+@click.option("--candidates", is_flag=True, help="Rank model.candidates; write nothing.")
+@click.option("--html", metavar="FILE", help="Also write the plan as a page for a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
-    spec: str, out: str | None, *, only_check: bool, dry_run: bool, starts: tuple[str, ...],
+    spec: str,
+    out: str | None,
+    *,
+    only_check: bool,
+    dry_run: bool,
+    starts: tuple[str, ...],
+    candidates: bool,
+    html: str | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Prove that SPEC fits, and write plan.yml and serve.yml, also with --json.
 
     SPEC is a cluster.yml or the folder of an inventory, such as inventories/demo.
     """
-    from rayserve import inventory
+    from rayserve import inventory, planning
     from rayserve.errors import PlanError
-    from rayserve.planner.render import changes, table
+    from rayserve.planner.render import changes
+    from rayserve.planner.views.terminal import table
 
     files = inventory.locate(spec, out)
-    planned = inventory.make_plan(files, starts)
+    if candidates:
+        _rank_candidates(files, only_check=only_check, html=html, as_json=as_json)
+        return
+    planned = planning.make_plan(files, starts)
+    page = _page(files, planned.plan, html) if html is not None else {}
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
     ]
@@ -123,28 +146,79 @@ def plan(
         for path, diff in zip(planned.texts, diffs, strict=True)
         if path.is_file() and path != files.starts  # lines for programs: `told` says it
     ]
+    texts = (planned.texts if stale else {}) | page
     # Written first, printed after: a reader that goes away does not cost the files.
-    if stale and not dry_run and not only_check:
-        inventory.write_all(planned.texts)
+    if texts and not dry_run and not only_check:
+        inventory.write_all(texts)
     if not as_json:
-        click.echo("\n".join([table(planned.plan), *planned.told, *filter(None, known)]))
+        said = [table(planned.plan, _style()), *planned.told, *filter(None, known)]
+        click.echo("\n".join(said))
     if only_check and stale:
         raise PlanError(
             "plan and Serve config as the spec gives them",
             found=f"{', '.join(stale)} differs",
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
+    changed = [*stale, *map(str, page)]
     if as_json:
         report = {
             "format": FORMAT,
             "plan": planned.plan.as_dict(),
-            "changed": stale,
+            "changed": changed,
             "starts": planned.told,
         }
         click.echo(json.dumps(report, ensure_ascii=False))
     elif not only_check:
         verb = "would write" if dry_run else "wrote"
-        click.echo(f"{verb} {', '.join(stale)}" if stale else "unchanged")
+        click.echo(f"{verb} {', '.join(changed)}" if changed else "unchanged")
+
+
+def _page(files: Files, plan: Plan, html: str) -> dict[Path, str]:
+    """The page of a plan, where it differs from what is there."""
+    from rayserve import inventory, page
+
+    path = page.path_of(html, files)
+    text = page.text_of(files, plan)
+    return {path: text} if inventory.current(path) != text else {}
+
+
+def _style() -> Style:
+    """What the terminal behind stdout can show."""
+    from rayserve.planner.views.terminal import style_of
+
+    return style_of(
+        terminal=sys.stdout.isatty(),
+        environment=os.environ,
+        encoding=sys.stdout.encoding or "ascii",
+        width=shutil.get_terminal_size((0, 0)).columns,
+    )
+
+
+def _rank_candidates(files: Files, *, only_check: bool, html: str | None, as_json: bool) -> None:
+    """Print how the checkpoints of a spec compare; exit code 3 where none can be served."""
+    from rayserve import planning
+    from rayserve.errors import DoesNotFitError
+    from rayserve.planner.candidates import comparison_text
+
+    if only_check:
+        raise UsageError(
+            "either --check or --candidates",
+            found="both",
+            do="leave one out; --candidates writes nothing, so there is nothing to check",
+        )
+    if html is not None:
+        raise UsageError(
+            "either --html or --candidates",
+            found="both",
+            do="leave --candidates out: the page of the plan compares them too",
+        )
+    comparison = planning.compare_candidates(files)
+    if as_json:
+        click.echo(json.dumps(comparison.as_dict(), ensure_ascii=False))
+    else:
+        click.echo(comparison_text(comparison))
+    if not any(row.rank for row in comparison.rows):
+        raise SystemExit(DoesNotFitError.exit_code)
 
 
 @main.command()
@@ -180,8 +254,8 @@ def convert(
 
     What the command gets wrong stands above it as comments. Nothing of it is run.
     """
-    from rayserve.inventory import read_model_config
     from rayserve.planner.convert import convert_command
+    from rayserve.planning import read_model_config
 
     text = command_file.read(MOST_COMMAND_CHARACTERS)
     config = read_model_config(config_file) if config_file else None

@@ -10,11 +10,8 @@ inventories/<env>/serve.yml                     the Serve config, where Ansible 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +19,9 @@ from typing import Any
 import yaml
 
 from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
-from rayserve.files import read_bytes, read_checkpoint, read_config
-from rayserve.plan import Plan, ReplicaPlan, parse_plan
-from rayserve.planner import build_plan
-from rayserve.planner.catalogue import CPU, Gpu, find_gpu
-from rayserve.planner.content import host_files, model_config_path
-from rayserve.planner.evidence import sift, unused
-from rayserve.planner.render import plan_text, serve_text
-from rayserve.serve_config import serve_config
-from rayserve.spec import ClusterSpec, absolute_paths, parse_spec, serving_pool
-from rayserve.starts import LEDGER, MOST_STARTS, Ledger, newest, read_starts, starts_text
+from rayserve.files import read_bytes
+from rayserve.plan import Plan, parse_plan
+from rayserve.starts import LEDGER
 
 GROUP_VARS = Path("group_vars", "all")
 # A plan has some tens of KiB.
@@ -53,16 +43,6 @@ class Files:
     def starts(self) -> Path:
         """Real starts, beside the spec."""
         return self.spec.with_name(LEDGER)
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan and the texts of its files."""
-
-    plan: Plan
-    texts: dict[Path, str]
-    told: tuple[str, ...] = ()
-    """What became of the starts in files that were named."""
 
 
 def locate(spec: str, out: str | None) -> Files:
@@ -98,79 +78,6 @@ def locate(spec: str, out: str | None) -> Files:
     )
 
 
-def make_plan(files: Files, ledgers: Sequence[str] = ()) -> Planned:
-    """Read the spec, what it names and what lies beside it, and plan.
-
-    `ledgers`: files of starts from the hosts, whose comparable starts are added to those beside the
-    spec. The plan is made from the latter, so that it is the same wherever it is made again.
-
-    Raises:
-        SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
-    """
-    raw = read_bytes(files.spec, MAX_BYTES)
-    spec = parse_spec(_text(raw, files.spec), str(files.spec))
-    folder = files.spec.resolve().parent
-    spec = absolute_paths(spec, str(folder))
-    draft = spec.speculative.config if spec.speculative is not None else ""
-    config = read_config(folder / spec.model.config)
-    draft_config = read_config(folder / draft) if draft else None
-    before = _recorded(files.plan)
-    digests = _digests(spec, folder, before)
-    build = functools.partial(
-        build_plan,
-        spec,
-        config,
-        hashlib.sha256(raw).hexdigest(),
-        draft_config=draft_config,
-        digests=digests,
-        checkpoint=_checkpoint(spec, folder, before, digests),
-    )
-    kept = _kept(files)
-    told: tuple[str, ...] = ()
-    if ledgers:
-        # What is comparable depends on the replica, and no start changes that.
-        kept, told = _collected(kept, ledgers, build().replica, find_gpu(spec, serving_pool(spec)))
-    plan = build(ledger=kept)
-    source = files.spec.name
-    texts = {
-        files.plan: plan_text(plan, source),
-        files.serve: serve_text(serve_config(plan), source),
-    }
-    if ledgers:
-        texts[files.starts] = starts_text(kept.starts)
-    return Planned(plan, texts, told)
-
-
-def _kept(files: Files) -> Ledger:
-    """The starts beside the spec."""
-    there = files.starts.is_symlink() or files.starts.exists()
-    return _starts(files.starts) if there else Ledger()
-
-
-def _collected(
-    kept: Ledger, ledgers: Sequence[str], replica: ReplicaPlan, gpu: Gpu | None
-) -> tuple[Ledger, tuple[str, ...]]:
-    """The kept starts and the comparable ones of further files, and what became of the others."""
-    told = [f"{LEDGER}: {fault}: dropped" for fault in kept.faults]
-    starts = kept.starts
-    for name in ledgers:
-        found = _starts(Path(name))
-        same, others = sift(found.starts, replica, gpu)
-        known = {start.text() for start in starts}
-        fresh = [start for start in same if start.text() not in known]
-        left = unused(others, found.faults)
-        told.append(
-            f"{name}: {len(same)} comparable starts, {len(fresh)} of them new"
-            + (f"; not used: {left}" if left else "")
-        )
-        starts = newest([*starts, *fresh])
-    return Ledger(starts), tuple(told)
-
-
-def _starts(path: Path) -> Ledger:
-    return read_starts(read_bytes(path, MAX_BYTES, shorten=f"keep its end: tail -n {MOST_STARTS}"))
-
-
 def read_plan(path: str) -> Plan:
     """The plan in a plan.yml.
 
@@ -186,7 +93,7 @@ def read_yaml(path: str) -> object:
     Raises:
         SpecError, PlanError: it cannot be read, or is not what `rayserve plan` writes.
     """
-    text = _text(read_bytes(Path(path), MAX_BYTES), Path(path))
+    text = decoded(read_bytes(Path(path), MAX_BYTES), Path(path))
     try:
         problem = _unlike_ours(text)
         data: object = None if problem else yaml.load(text, Loader=_Loader)  # noqa: S506
@@ -255,9 +162,9 @@ def write_all(texts: dict[Path, str]) -> None:
             done.append(path)
     except OSError as error:
         raise HostError(
-            "to write the plan and the Serve config",
+            "to write what was planned",
             found=str(error)[:300],
-            do="make the folder writable, or write elsewhere with --out",
+            do="make the folder writable, or write elsewhere with --out (the page: --html)",
         ) from None
     finally:
         for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between
@@ -276,7 +183,12 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _text(raw: bytes, path: Path) -> str:
+def decoded(raw: bytes, path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        SpecError: it is not UTF-8.
+    """
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -286,68 +198,3 @@ def _text(raw: bytes, path: Path) -> str:
             do="save the file as UTF-8",
             where=Where(str(path), raw.count(b"\n", 0, error.start) + 1),
         ) from None
-
-
-def _digests(spec: ClusterSpec, folder: Path, before: Plan | None) -> dict[str, str]:
-    """SHA-256 of the small files that define a replica.
-
-    Files of the hosts are read where the plan is made on a host. Elsewhere the digest that the plan
-    `before` has of them stays, so that a plan is the same wherever it is made again.
-    """
-    known = before.replica.content if before is not None else []
-    found = {item.name: str(item.value) for item in known}
-    places = {path: Path(path) for path in host_files(spec)}
-    places[model_config_path(spec)] = folder / spec.model.config
-    for name, place in places.items():
-        with contextlib.suppress(OSError):  # not here, or not for us to look at
-            if place.is_file() and os.access(place, os.R_OK):
-                found[name] = hashlib.sha256(read_bytes(place, MAX_BYTES)).hexdigest()
-    return found
-
-
-def _checkpoint(
-    spec: ClusterSpec, folder: Path, before: Plan | None, digests: Mapping[str, str]
-) -> Mapping[str, int]:
-    """Bytes of the checkpoint's tensors by type, from the headers of its files; empty: not known.
-
-    As with the digests, what the plan `before` has of them stays where they are not at hand, as long
-    as the model's config.json is the same.
-    """
-    if serving_pool(spec).gpu == CPU:  # no GPU memory to prove
-        return {}
-    places = [(folder / spec.model.config).parent]
-    if spec.model.path:
-        places.append(Path(spec.model.path))
-    found: Mapping[str, int] = next(filter(None, map(read_checkpoint, places)), {})
-    name = model_config_path(spec)
-    if found or before is None:
-        return found
-    same = any(
-        item.name == name and item.value == digests.get(name) for item in before.replica.content
-    )
-    return {item.name: item.value for item in before.checkpoint} if same else {}
-
-
-def _recorded(path: Path) -> Plan | None:
-    """The plan on disk; None: there is none, or what is there is about to be written anew."""
-    try:
-        return read_plan(str(path)) if path.is_file() else None
-    except (PlanError, SpecError, OSError):
-        return None
-
-
-def read_model_config(path: str) -> Mapping[str, Any]:
-    """The content of a model's config.json.
-
-    Raises:
-        SpecError: there is none, or it is not that of a model that generates text.
-    """
-    config = read_config(Path(path))
-    if config is None:
-        raise SpecError(
-            "a model's config.json",
-            found="no such file",
-            do="name config.json of the checkpoint",
-            where=Where(path[:200]),
-        )
-    return config

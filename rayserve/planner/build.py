@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rayserve.engine import VLLM_VERSION, check_served
-from rayserve.errors import SpecError
+from rayserve.engine import VLLM_VERSION
 from rayserve.plan import (
     DoorPlan,
     Endpoint,
@@ -26,18 +25,24 @@ from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
 from rayserve.planner.checkpoint import checkpoint_sum, differences
 from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
+from rayserve.planner.curves import NO_CURVES, Curves, curves
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
 from rayserve.planner.fit import Fit
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles, check_hosts
 from rayserve.planner.placement import choose_cut, place
-from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
+from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing, holds, judged, size
+from rayserve.planner.subject import (
+    known_architecture,
+    read_model_profile,
+    served_notes,
+    unused_keys,
+)
 from rayserve.planner.timing import read_timing
 from rayserve.planner.units import MIB
-from rayserve.planner.weights.architecture import Architecture, read_architecture
-from rayserve.planner.weights.facts import Facts, UnknownModelError
+from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.tensors import Place, weights_bytes
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
@@ -95,13 +100,13 @@ def build_plan(
         DoesNotFitError: the hardware cannot hold it.
     """
     digests, stored = digests or {}, checkpoint or {}
-    served = _served(spec, model_config)
-    profile = _profile(spec, model_config, draft_config)
+    served = served_notes(spec, model_config)
+    profile = read_model_profile(spec, model_config, draft_config)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
-    architecture = _architecture(spec, profile, model_config)
+    architecture = known_architecture(spec, profile, model_config)
     fit = obstacles = None
     if gpu is not None:
         held = checkpoint_sum(spec, profile, architecture, stored)
@@ -153,7 +158,7 @@ def build_plan(
         checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
         notes=[
             *served,
-            *_unused(spec, architecture),
+            *unused_keys(spec, architecture),
             *differences(architecture, stored),
             *told,
             *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
@@ -231,85 +236,6 @@ def _pools(spec: ClusterSpec) -> list[NodePoolPlan]:
     ]
 
 
-def _profile(
-    spec: ClusterSpec,
-    model_config: Mapping[str, Any] | None,
-    draft_config: Mapping[str, Any] | None,
-) -> ModelProfile:
-    where = spec.where("model", "config")
-    if model_config is None:
-        raise SpecError(
-            "the model's config.json",
-            found=f"no file at {spec.model.config}",
-            do="copy it from the checkpoint; the path is relative to cluster.yml",
-            where=where,
-        )
-    profile = read_profile(model_config, where)
-    changes: dict[str, Any] = {}
-    if spec.precision.dtype != "auto":
-        changes["dtype_bits"] = TYPE_BITS[spec.precision.dtype]
-        if not profile.quantization:
-            changes["weight_bits"] = changes["dtype_bits"]
-    bits = spec.precision.weight_bits
-    if bits != "auto":
-        changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
-    elif spec.precision.quantization != "auto" and not profile.quantization:
-        changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
-    if spec.speculative is not None and spec.speculative.config:
-        changes["draft"] = _draft(spec, draft_config)
-    return _replace(profile, changes)
-
-
-def _architecture(
-    spec: ClusterSpec, profile: ModelProfile, model_config: Mapping[str, Any] | None
-) -> Architecture | None:
-    """The model layer by layer; None where its architecture or weight format is not known."""
-    wanted = spec.precision.quantization
-    try:
-        return read_architecture(
-            model_config or {},
-            spec.where("model", "config"),
-            dtype=spec.precision.dtype,
-            quantization=wanted if wanted != "auto" and not profile.quantization else "",
-        )
-    except UnknownModelError:
-        return None
-
-
-def _served(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> list[str]:
-    """What should be known of how vLLM serves the model, for the plan's notes.
-
-    Raises:
-        SpecError: it does not serve it as a model that writes text.
-    """
-    if model_config is None:
-        return []
-    where = spec.where("model", "config")
-    note = check_served(
-        Facts(model_config, where).words("architectures"),
-        where,
-        implementation=str(spec.engine_args.get("model_impl", "auto")),
-        plugins=bool(spec.env.get("VLLM_PLUGINS")),
-    )
-    return [note] if note else []
-
-
-def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
-    where = spec.where("speculative", "config")
-    if draft_config is None:
-        raise SpecError(
-            "the draft model's config.json",
-            found="no such file",
-            do="copy it from the draft model; the path is relative to cluster.yml",
-            where=where,
-        )
-    return read_profile(draft_config, where)
-
-
-def _replace(profile: ModelProfile, changes: Mapping[str, Any]) -> ModelProfile:
-    return ModelProfile(**{**vars(profile), **changes})
-
-
 def _door(spec: ClusterSpec, sizing: Sizing) -> DoorPlan:
     door = spec.door
     most = door.max_tokens if door.max_tokens != "auto" else sizing.max_model_len.value
@@ -362,21 +288,6 @@ def _notes(spec: ClusterSpec, gpu: Gpu | None, sizing: Sizing) -> list[str]:
     return notes
 
 
-def _unused(spec: ClusterSpec, architecture: Architecture | None) -> list[str]:
-    """Keys that only help where the architecture is not known."""
-    if architecture is None:
-        return []
-    given = {
-        "model.checkpoint_bytes": bool(spec.model.checkpoint_bytes),
-        "precision.weight_bits": spec.precision.weight_bits != "auto",
-    }
-    return [
-        f"{key} is not used: {architecture.name} is known, tensor by tensor."
-        for key, is_given in given.items()
-        if is_given
-    ]
-
-
 def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:
     tokens = _door(spec, sizing).max_tokens
     stream_s = tokens * spec.slo.tpot_ms / 1000
@@ -388,3 +299,25 @@ def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:
             tpot_ms=spec.slo.tpot_ms, tokens=tokens, stream_s=stream_s, drain_s=drain_s
         )
     ]
+
+
+def build_curves(
+    plan: Plan,
+    spec: ClusterSpec,
+    model_config: Mapping[str, Any] | None,
+    *,
+    draft_config: Mapping[str, Any] | None = None,
+) -> Curves:
+    """What the page of a plan draws; the plan is that of this spec and these files.
+
+    Raises:
+        SpecError: as `build_plan`.
+    """
+    profile = read_model_profile(spec, model_config, draft_config)
+    gpu = find_gpu(spec, serving_pool(spec))
+    if gpu is None:
+        return NO_CURVES
+    architecture = known_architecture(spec, profile, model_config)
+    stored = {item.name: item.value for item in plan.checkpoint}
+    fit = Fit(spec, profile, architecture, gpu, checkpoint_sum(spec, profile, architecture, stored))
+    return curves(plan, fit, read_timing(fit))

@@ -186,7 +186,7 @@ class Fit:
         return self._exact(cut, limits).layout.block_size
 
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
-        """The plan's account of a GPU's memory."""
+        """The plan's account of a GPU's memory: of the stage that decides."""
         memory = self._account(cut, limits)
         prompt, output = expected(self.spec, limits.length)
         low, middle, high = self.concurrency(cut, limits, prompt + output)
@@ -199,14 +199,21 @@ class Fit:
             }
         )
 
-    def _account(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
+    def stages(self, cut: Cut, limits: EngineLimits) -> list[MemoryEstimate]:
+        """The account of each pipeline stage; of one where stages are not told apart."""
+        told = range(cut.pipeline) if self.architecture is not None else [0]
+        return [self._account(cut, limits, stage) for stage in told]
+
+    def _account(self, cut: Cut, limits: EngineLimits, stage: int | None = None) -> MemoryEstimate:
+        """Of a stage, or of the one that decides."""
         if self.architecture is None:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
-        budget = found.budgets[found.decisive]
+        stage = found.decisive if stage is None else stage
+        budget = found.budgets[stage]
         return MemoryEstimate(
             model="exact",
-            **self._parts(budget, cut, last=found.decisive == cut.pipeline - 1),
+            **self._parts(budget, cut, last=stage == cut.pipeline - 1),
             kv_bytes_per_token=self.token_bytes(cut),
             kv_tokens=found.expected.printed_tokens,
             max_concurrency=round(found.expected.max_concurrency, 2),

@@ -305,4 +305,6 @@ def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -
         do = f"take a checkpoint of {bits} bits a weight, or spread it over more hosts (pipeline)"
         at = ("model", "config")
     needed, found = fit.refusal(cut, limits)
-    return DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
+    error = DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
+    error.weights_bytes = fit.weights(cut)
+    return error

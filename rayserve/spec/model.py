@@ -8,40 +8,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
-from rayserve.documents import Document, dotted
+from rayserve.documents import Document, Loc, dotted
 from rayserve.errors import Where
+from rayserve.spec.base import (
+    Auto,
+    AutoCount,
+    Count,
+    ModelName,
+    Name,
+    OptionalPath,
+    Seconds,
+    Section,
+    Text,
+)
+from rayserve.spec.checkpoint import Checkpoint, Model
 
 SPEC_KEY = "rayserve_cluster"
-
-Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1)]
-AutoCount = Annotated[int, Field(ge=1)] | Auto
-Seconds = Annotated[float, Field(gt=0)]
-NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
-HF_ID = r"^$|^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
-PATTERNS = {
-    NAME: "of lower-case letters, digits and inner hyphens, at most 63",
-    MODEL_NAME: "of letters, digits and . _ - /, at most 128",
-    HF_ID: "like organisation/name",
-}
-"""What each pattern asks for, in words."""
-Name = Annotated[str, Field(pattern=NAME)]
-"""Lower-case letters, digits and hyphens: safe in host groups, labels, paths and URLs."""
-ModelName = Annotated[str, Field(pattern=MODEL_NAME)]
-"""What clients put in `model`."""
-Text = Annotated[str, Field(min_length=1)]
-OptionalPath = str
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys and wrong types are errors; values do not change."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
 
 
 class NodePool(Section):
@@ -68,24 +52,6 @@ class NodePool(Section):
     Linux makes it half of the memory, a container 64 MiB: 0.0625. 0: not known."""
     mig: bool = False
     """Whether the GPUs are in MIG mode, cut into slices, which the plan refuses."""
-
-
-class Model(Section):
-    """The model to serve. Either `path` or `hf_id`."""
-
-    path: OptionalPath = ""
-    """Folder of the checkpoint on every host; local profile: may be relative to cluster.yml."""
-    hf_id: str = Field(default="", pattern=HF_ID)
-    """Hugging Face id, `organisation/name`; pinned by `revision`."""
-    revision: str = ""
-    """Commit of `hf_id`, so that every host loads the same weights."""
-    served_name: ModelName
-    """The name that clients put in `model`."""
-    config: Text
-    """config.json of the checkpoint, relative to cluster.yml: the plan needs no download."""
-    checkpoint_bytes: int = Field(default=0, ge=0)
-    """Sum of the checkpoint's tensor sizes in bytes, for an architecture that the planner does not know
-    and where the headers of its files cannot be read; 0: not told."""
 
 
 class Precision(Section):
@@ -363,6 +329,7 @@ class ClusterSpec(Section):
     """Environment variables of the replica's processes, such as NCCL_* and VLLM_*."""
 
     _document: Document | None = PrivateAttr(default=None)
+    _candidate: int | None = PrivateAttr(default=None)
 
     @classmethod
     def from_document(cls, document: Document) -> ClusterSpec:
@@ -375,8 +342,27 @@ class ClusterSpec(Section):
         spec._document = document  # noqa: SLF001  (its own private attribute)
         return spec
 
+    def serving(self, index: int) -> ClusterSpec:
+        """The same spec with candidate `index` as its model; messages point to the candidate's lines."""
+        candidate = self.model.candidates[index]
+        weights = {name: getattr(candidate, name) for name in Checkpoint.model_fields}
+        model = self.model.model_copy(update={**weights, "candidates": []})
+        spec = self.model_copy(update={"model": model})
+        spec._candidate = index  # noqa: SLF001  (its own private attribute)
+        return spec
+
     def where(self, *loc: str | int) -> Where:
         """The file and line of a key, for messages."""
+        loc = self._written(loc)
         if self._document is None:
             return Where("cluster.yml", None, dotted((SPEC_KEY, *loc)))
         return self._document.where((SPEC_KEY, *loc))
+
+    def _written(self, loc: Loc) -> Loc:
+        """Where a key of the served checkpoint stands: under `model`, or in its candidate."""
+        of_weights = loc[:1] == ("model",) and all(
+            key in Checkpoint.model_fields for key in loc[1:2]
+        )
+        if self._candidate is None or not of_weights:
+            return loc
+        return ("model", "candidates", self._candidate, *loc[1:])

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from rayserve import inventory
+from rayserve import inventory, planning
 from rayserve.serve_config import DEPLOYMENT
 from rayserve.starts import LEDGER, read_starts
 from tests.ray_cluster import wait_until
@@ -119,7 +119,7 @@ def test_the_planner_predicts_the_next_start_from_the_ledger(served):
     """The line of a real start is comparable with its own plan, and becomes the next start's time."""
     ledger = served.folder / "state" / LEDGER
     (start,) = read_starts(ledger.read_bytes()).starts
-    planned = inventory.make_plan(inventory.locate(str(served.folder), None), [str(ledger)])
+    planned = planning.make_plan(inventory.locate(str(served.folder), None), [str(ledger)])
     assert planned.plan.revision == served.plan.revision
     assert planned.plan.memory is None
     assert planned.plan.start is not None

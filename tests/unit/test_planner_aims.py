@@ -10,7 +10,8 @@ import yaml
 from rayserve.errors import SpecError
 from rayserve.planner import build_plan
 from rayserve.planner.catalogue import gpus
-from rayserve.planner.render import plan_text, table
+from rayserve.planner.render import plan_text
+from rayserve.planner.views.terminal import table
 from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
 
@@ -103,9 +104,10 @@ def test_a_latency_is_one_line_of_the_plan():
 def test_the_terminal_shows_ranges_bounds_and_limits():
     """A screenful holds the expected request's first token and next tokens."""
     text = table(plan())
-    row = next(line for line in text.splitlines() if line.startswith("    1,024 tokens"))
-    assert "compute" in row
-    assert any(line.startswith("    32 sequences of 1,152") for line in text.splitlines())
+    row = next(line for line in text.splitlines() if line.startswith("  1,024 tokens"))
+    assert "at 1,152" in row
+    assert row.endswith("(32)")
+    assert "(limited by compute)" in text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from rayserve import inventory
+from rayserve import inventory, planning
 from rayserve.cli import main
 from rayserve.errors import DoesNotFitError
 from rayserve.plan import parse_plan
@@ -214,13 +214,13 @@ def test_a_model_that_is_not_known_says_that_starts_do_not_narrow_it(tmp_path):
     name = yaml.safe_load(spec)["rayserve_cluster"]["model"]["config"]
     (tmp_path / "cluster.yml").write_text(spec.replace(name, "config.json"))
     files = inventory.locate(str(tmp_path), None)
-    plan = inventory.make_plan(files).plan
+    plan = planning.make_plan(files).plan
     assert plan.memory is not None
     assert plan.memory.model == "simple"
     gpu = gpus()["H100-80GB-SXM"]
     terms = {"device_name": "NVIDIA H100 80GB HBM3", "total_bytes": gpu.memory_bytes}
     (tmp_path / "starts.jsonl").write_bytes(lines(start_line(plan, terms=terms)))
-    again = inventory.make_plan(files).plan
+    again = planning.make_plan(files).plan
     assert again.memory == plan.memory
     assert any(
         "takes from real starts no more than the GPU's total" in note for note in again.notes

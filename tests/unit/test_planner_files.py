@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from benchmarks.hostile_files import safetensors
-from rayserve import inventory
+from rayserve import inventory, planning
 from rayserve.cli import main
 from rayserve.errors import HostError, SpecError
 from rayserve.plan import parse_plan
@@ -364,7 +364,7 @@ def test_unreadable_spec(env, monkeypatch):
 
     monkeypatch.setattr(inventory.os, "open", refuse)
     with pytest.raises(SpecError, match="Permission denied"):
-        inventory.make_plan(inventory.locate(str(env), None))
+        planning.make_plan(inventory.locate(str(env), None))
 
 
 def test_systemd_values_are_quoted_where_they_must_be():

@@ -22,7 +22,7 @@ from rayserve.planner.convert.draft import (
     whole,
 )
 from rayserve.planner.convert.keys import Handler, choice, owned, unsaid
-from rayserve.spec.model import HF_ID, MODEL_NAME
+from rayserve.spec.base import HF_ID, MODEL_NAME
 
 METHODS = {"ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa", "suffix"}
 DRAFTED = {"draft_model", "eagle", "eagle3", "medusa"}
