@@ -42,6 +42,7 @@ WARMUP_TOKENS = 64
 UNPROVEN_OFFLOAD = (
     "KV offload is passed to vLLM but unproven here without a GPU: the CPU engine refuses it."
 )
+UNTIMED = "No latencies: what these GPUs reach in 32-bit products is not known."
 UNBOUNDED_DISK = "vLLM's disk tier has no size limit: give kv_offload.nvme_dir a partition or a quota of its own."
 LONG_STREAMS = (
     "At the promised {tpot_ms:g} ms a token, an answer of {tokens} tokens takes {stream_s:.0f} s: "
@@ -131,6 +132,7 @@ def build_plan(
             *_unused(spec, architecture),
             *told,
             *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
+            *([UNTIMED] if architecture is not None and gpu is not None and not timing else ()),
             *_notes(spec, gpu, sizing),
             *unread(spec, digests),
         ],

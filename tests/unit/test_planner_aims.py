@@ -110,6 +110,8 @@ def test_latency_is_unknown_where_the_model_or_the_rates_are():
         assert made.latency is None
         assert argument(made, "max_num_seqs").value == 32
         assert "latency:" not in plan_text(made, "x")
+    assert any(note.startswith("No latencies") for note in wide.notes)
+    assert not any(note.startswith("No latencies") for note in plan().notes)
 
 
 def test_a_latency_is_one_line_of_the_plan():
