@@ -54,6 +54,7 @@ WARMUP_TOKENS = 64
 UNPROVEN_OFFLOAD = (
     "KV offload is passed to vLLM but unproven here without a GPU: the CPU engine refuses it."
 )
+UNTIMED = "No latencies: what these GPUs reach in 32-bit products is not known."
 UNBOUNDED_DISK = "vLLM's disk tier has no size limit: give kv_offload.nvme_dir a partition or a quota of its own."
 LONG_STREAMS = (
     "At the promised {tpot_ms:g} ms a token, an answer of {tokens} tokens takes {stream_s:.0f} s: "
@@ -162,6 +163,7 @@ def build_plan(
             *differences(architecture, stored),
             *told,
             *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
+            *([UNTIMED] if architecture is not None and gpu is not None and not timing else ()),
             *found.notes,
             *budget_notes(start, spec.timeouts.start_s),
             *_notes(spec, gpu, sizing),

@@ -232,14 +232,14 @@ class Timing:
         )
 
     def _setting(self, cut: Cut, limits: EngineLimits) -> Setting:
-        mode = compilation(self.spec).get("cudagraph_mode")
+        mode = str(compilation(self.spec).get("cudagraph_mode", "")).upper()
         return Setting(
             gpu=self.gpu,
             step_tokens=limits.step_tokens,
             tensor=cut.tensor,
             pipeline=cut.pipeline,
-            graphs=self.spec.scheduling.cuda_graphs is not False,
-            attention_in_graphs=str(mode).upper() != "PIECEWISE",
+            graphs=self.spec.scheduling.cuda_graphs is not False and mode != "NONE",
+            attention_in_graphs=mode != "PIECEWISE",
             graph_tokens=self._graph_tokens(limits),
             block_tokens=self._fit.block_tokens(cut, limits),
         )

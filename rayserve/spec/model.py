@@ -86,7 +86,8 @@ class Limits(Section):
     max_model_len: AutoCount = "auto"
     """Longest prompt plus answer, in tokens."""
     max_num_seqs: AutoCount = "auto"
-    """Requests that run at once."""
+    """Requests that run at once; auto: by `aim`, and no more than the KV cache holds at the lengths of
+    `workload`."""
     max_num_batched_tokens: AutoCount = "auto"
     """Tokens in one engine step: more shortens the first token, less steadies the others."""
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=0.98)
@@ -221,7 +222,9 @@ class Replicas(Section):
 
 
 class Slo(Section):
-    """What users are promised; 0: nothing."""
+    """What users are promised; 0: nothing. What the GPUs cannot do at their peak rates is refused, and
+    what is expected to be missed is a note.
+    """
 
     ttft_ms: float = Field(default=0, ge=0)
     """Time to the first token, in ms, median."""

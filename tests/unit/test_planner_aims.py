@@ -14,6 +14,7 @@ from rayserve.planner.render import plan_text
 from rayserve.planner.views.terminal import table
 from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
+from tests.unit.test_planner_traffic import HYBRID
 
 BASE = yaml.safe_load(CASES.read_text())["base"]
 MODEL = json.loads(CONFIG.read_text())
@@ -84,6 +85,24 @@ def test_no_row_of_cached_prompts_without_a_cache():
     assert {row.cached_tokens for row in made.latency.ttft} == {0}
 
 
+def test_graphs_that_a_person_switched_off_are_not_counted():
+    """Without graphs, or with attention outside of them, a token takes longer or as long."""
+    modes = [
+        plan(f"  engine_args: {{compilation_config: {{cudagraph_mode: {mode}}}}}\n", model=SMALL)
+        for mode in ("FULL_AND_PIECEWISE", "PIECEWISE", "NONE")
+    ]
+    highs = [step(made, 1).high_ms for made in modes]
+    assert highs == sorted(highs)
+    assert highs[0] < highs[2]
+
+
+def test_a_recurrent_model_reuses_whole_blocks_of_its_own():
+    """A hybrid's block is larger than 16 tokens, so less of a cached prompt need not be read."""
+    row = plan("  workload: {prompt_tokens: 4000}\n", model=HYBRID).latency.ttft[1]
+    assert row.prompt_tokens == 4000
+    assert 0 < row.cached_tokens < (4000 - 1) // 16 * 16
+
+
 def test_latency_is_unknown_where_the_model_or_the_rates_are():
     """An unknown architecture and 32-bit compute have no latencies, and the old limits."""
     strange = plan(model={**MODEL, "architectures": ["UnheardForCausalLM"]})
@@ -92,6 +111,8 @@ def test_latency_is_unknown_where_the_model_or_the_rates_are():
         assert made.latency is None
         assert argument(made, "max_num_seqs").value == 32
         assert "latency:" not in plan_text(made, "x")
+    assert any(note.startswith("No latencies") for note in wide.notes)
+    assert not any(note.startswith("No latencies") for note in plan().notes)
 
 
 def test_a_latency_is_one_line_of_the_plan():

@@ -196,6 +196,16 @@ def test_a_smaller_step_reads_a_prompt_in_more_steps():
     assert spans == sorted(spans)
 
 
+def test_the_middle_step_stands_for_its_neighbours(monkeypatch):
+    """A prompt of thousands of steps takes as long as if each had been looked at, within 1 %."""
+    small = replace(EIGHT_A100, step_tokens=64)
+    grouped = ttft(W4, small, 131_072 + 7).total
+    monkeypatch.setattr("rayserve.planner.speed.latency.MOST_STEPS", 10_000)
+    each = ttft(W4, small, 131_072 + 7).total
+    for one, other in zip(vars(grouped).values(), vars(each).values(), strict=True):
+        assert one == pytest.approx(other, rel=0.01)
+
+
 def test_attention_grows_with_the_square_of_the_prompt():
     """Pairs of tokens: n (n + 1) / 2, whatever the steps are, and at most the window each."""
     full = Attention(1, 1, 128, 128, 512)
