@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planner_recipes import ARCHITECTURES, PUBLISHED, recipe
+from benchmarks.planner_recipes import (
+    ARCHITECTURES,
+    PUBLISHED,
+    blocks,
+    named_format,
+    packed_format,
+    recipe,
+)
 from rayserve.errors import SpecError, Where
 from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture, read_architecture
@@ -172,38 +179,38 @@ def _quantization(
     case: Mapping[str, Any], record: Record, name: str, config: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
     """`quantization_config` of the checkpoint and the engine's flag."""
-    stated = str(case.get("quantization") or _named(case, record, name)).lower()
     own = record.get("quantization_config")
     method = str(own.get("quant_method")) if own else ""
-    if not stated and (method not in {"fp8", "mxfp4"} or case.get("model") != record["model"]):
+    stated = str(case.get("quantization") or named_format(name)).lower()
+    if not stated and not _native(case, record, name, method):
         return None, ""
+    if own and "modelopt" in stated and str(own.get("quant_algo")) in {"NVFP4", "MIXED_PRECISION"}:
+        stated = f"{stated} nvfp4"
     published = recipe(name, stated, config)
     if published is not None:
         return published, ""
-    ignore = ["lm_head", "re:vision_tower.*", "re:vision_model.*", "re:multi_modal_projector.*"]
     if "fbgemm" in stated:
         return {"quant_method": "fbgemm_fp8", "modules_to_not_convert": _fbgemm(config)}, ""
-    if "quark" in stated:
-        return {"quant_method": "quark", "exclude": ["lm_head"]}, ""
     if "compressed-tensors" in stated:
-        return _compressed(f"{stated} {name}", ignore), ""
-    if "gptq" in stated or "auto-round" in stated:
-        return {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, ""
-    if "awq" in stated:
-        return {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, ""
+        return _compressed(f"{stated} {name}"), ""
+    packed = packed_format(stated)
+    if packed is not None:
+        return packed, ""
     if own and method in {"fp8", "mxfp4"}:
         return dict(own), ""
     if stated == "fp8" and "fp8" not in name:
         return None, "fp8"
-    return {"quant_method": stated}, ""
+    return {"quant_method": stated, **blocks(name, stated)}, ""
 
 
-def _named(case: Mapping[str, Any], record: Record, name: str) -> str:
-    """The format that a checkpoint's name tells, where the log does not and it is not the base."""
-    if case.get("model") == record["model"]:
-        return ""
-    words = re.search(r"awq|gptq|w4a16|autoround|nvfp4|int4", name)
-    return "" if words is None else {"autoround": "gptq", "int4": "gptq"}.get(words[0], words[0])
+def _native(case: Mapping[str, Any], record: Record, name: str, method: str) -> bool:
+    """Whether the model itself, not a checkpoint made from it, was published in a format of 8 or 4
+    bits. A record may hold the sizes of a checkpoint in FP8 under the name of the plain model.
+    """
+    if method not in {"fp8", "mxfp4"}:
+        return False
+    made = "-fp8" in str(record.get("source")).lower() and "fp8" not in name
+    return case.get("model") == record["model"] or not (made or "bf16" in name)
 
 
 def _fbgemm(config: Mapping[str, Any]) -> list[str]:
@@ -215,8 +222,9 @@ def _fbgemm(config: Mapping[str, Any]) -> list[str]:
     return [*kept, "model.layers.0.mlp", f"model.layers.{layers - 1}.mlp"]
 
 
-def _compressed(described: str, ignore: list[str]) -> dict[str, Any]:
+def _compressed(described: str) -> dict[str, Any]:
     """The recipes of the published checkpoints: FP8-dynamic, W8A8, W4A16 and NVFP4."""
+    ignore = ["lm_head", "re:vision_tower.*", "re:vision_model.*", "re:multi_modal_projector.*"]
     inputs: dict[str, Any] | None = {"num_bits": 8, "dynamic": True}
     weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel"}
     if "w4a16" in described:

@@ -136,12 +136,51 @@ NVFP4_KEPT: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+FORMATS = (
+    (r"nvfp4", "nvfp4"),
+    (r"kimi-k2(-thinking|\.5)", "compressed-tensors w4a16"),
+    (r"awq", "awq"),
+    (r"gptq|autoround|auto-round", "gptq"),
+    (r"w4a16", "compressed-tensors w4a16"),
+    (r"w8a8", "compressed-tensors w8a8"),
+    (r"int4", "gptq"),
+    (r"fp8-dynamic", "compressed-tensors fp8"),
+    (r"^meta-llama/.*fp8", "fbgemm_fp8"),
+    (r"^amd/.*fp8", "quark"),
+    (r"fp8", "fp8"),
+)
+"""Formats that checkpoints carry in their names, where a log does not tell; the first match counts."""
+IN_BLOCKS = re.compile(r"^(qwen|zai-org|deepseek-ai|minimaxai|moonshotai)/")
+"""Who publishes FP8 with a scale for 128 x 128 weights; others have one for a matrix or a row."""
+
+
+def named_format(name: str) -> str:
+    """The format that a checkpoint's name tells; empty: none."""
+    return next((kind for pattern, kind in FORMATS if re.search(pattern, name)), "")
+
+
+def packed_format(stated: str) -> dict[str, Any] | None:
+    """`quantization_config` of the usual checkpoints in GPTQ, AWQ and Quark; None: another format."""
+    if "quark" in stated:
+        return {"quant_method": "quark", "exclude": ["lm_head"]}
+    if "gptq" in stated or "auto-round" in stated:
+        return {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+    if "awq" in stated:
+        return {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+    return None
+
+
+def blocks(name: str, stated: str) -> dict[str, Any]:
+    """What a config.json in FP8 says of its scales."""
+    return {"weight_block_size": [128, 128]} if stated == "fp8" and IN_BLOCKS.match(name) else {}
+
+
 def recipe(name: str, stated: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """`quantization_config` of a published checkpoint by its name; None where none is known.
 
     `stated`: the method that the log or the name tells, in small letters.
     """
-    if re.search(r"kimi-k2-thinking", name):
+    if re.search(r"kimi-k2(-thinking|\.5)", name) and "nvfp4" not in name:
         return dict(KIMI_THINKING)
     if "compressed" in stated or ("nvfp4" not in stated and "nvfp4" not in name):
         return None

@@ -1,7 +1,8 @@
 """Each family holds as many parameters as its published checkpoints say they do.
 
-The totals are those that the model hub counts in the files of a checkpoint. A layout that forgets a
-bias, a norm or a matrix differs from them.
+The totals are those that the model hub counts in the files of a checkpoint, recalled like the sizes
+beside them and not read again here; that a layout and a wrong recollection should agree to the last
+digit is unlikely. A layout that forgets a bias, a norm or a matrix differs.
 """
 
 from __future__ import annotations
