@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rayserve.engine.flags import Version
+from rayserve.engine.flags import Version, histories
 from rayserve.engine.manifests import Container, containers
 from rayserve.engine.parser import Flag, read_arguments
 from rayserve.engine.programs import (
@@ -294,7 +294,8 @@ def _server(words: list[Word], found: _Found, depth: int) -> tuple[str, list[Wor
 def _program(words: list[Word]) -> tuple[str, list[Word]] | None:
     """The server that begins at the first word."""
     texts = [word.text for word in words]
-    if words[0].dashed and texts[0].startswith("--model"):
+    name = texts[0].partition("=")[0].removeprefix("--").replace("-", "_")
+    if words[0].dashed and texts[0].startswith("--") and name in histories():
         return OPENAI, words  # the flags alone
     if texts[0].rsplit("/", 1)[-1] == "vllm" and texts[1:2] == ["serve"]:
         return SERVE, words[2:]

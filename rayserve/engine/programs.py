@@ -6,7 +6,7 @@ import re
 
 BESIDE = {
     ".", "apt", "apt-get", "cat", "cd", "clear", "conda", "conda-env", "curl", "date", "disown", "echo",
-    "export", "git", "hf", "hostname", "huggingface-cli", "jobs", "ls", "mamba", "mkdir", "modelscope", "module",
+    "exit", "export", "git", "hf", "hostname", "huggingface-cli", "jobs", "kill", "ls", "mamba", "mkdir", "modelscope", "module",
     "nvidia-smi", "pip", "pip3", "ps", "pwd", "ray", "set", "sleep", "source", "tail", "ulimit", "unset", "uv",
     "wait", "wget", "which", "whoami",
 }  # fmt: skip

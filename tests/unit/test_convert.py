@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from rayserve.engine import validate, validate_env
 from rayserve.engine.commands import parse_command
 from rayserve.engine.flags import Presence, Version, histories, releases_read
 from rayserve.engine.owned import REMOVED_ARGS
-from rayserve.errors import InputError, RayserveError, UsageError
+from rayserve.errors import DoesNotFitError, InputError, RayserveError, UsageError
 from rayserve.planner import build_plan
 from rayserve.planner.convert import convert, convert_command
 from rayserve.spec import SPEC_KEY, parse_spec
@@ -210,6 +211,29 @@ def test_pasted_command_can_be_planned():
     plan = build_plan(parse_spec(text, "cluster.yml"), config, "0" * 64)
     assert plan.replica.placement.tensor_parallel_size == 8
     assert plan.replica.placement.pipeline_parallel_size == 1
+
+
+SIZED = re.compile(r"tensor|-tp|-pp|cudagraph|compilation|kv-|dtype|specul|lora-|rope|images?=")
+"""Commands that say something of placement, memory or kernels, which the plan judges anew."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if SIZED.search(case["command"])],
+    ids=lambda case: case["name"],
+)
+def test_what_is_free_of_errors_can_be_planned(case):
+    """A file that no finding of severity error stands above is refused by the plan for memory alone."""
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    options = {
+        key: case[key] for key in ("version", "aim", "hosts", "gpus_per_host") if key in case
+    }
+    gpu = "" if "--device cpu" in case["command"] else "H100-80GB-SXM"
+    found = convert(case["command"], gpu=gpu, config=config, **options)
+    if found.counts()["error"]:
+        return  # its findings say that it is wrong
+    with contextlib.suppress(DoesNotFitError):
+        build_plan(parse_spec(found.cluster_yml, "cluster.yml"), config, "0" * 64)
 
 
 def test_price_of_eager_follows_the_layers():
