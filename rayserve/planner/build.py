@@ -344,4 +344,4 @@ def build_curves(
     if gpu is None:
         return NO_CURVES
     architecture = _architecture(spec, profile, model_config)
-    return curves(plan, Fit(spec, profile, architecture, gpu), read_timing(spec, architecture, gpu))
+    return curves(plan, Fit(spec, profile, architecture, gpu))
