@@ -322,4 +322,4 @@ def build_curves(
     architecture = known_architecture(spec, profile, model_config)
     stored = {item.name: item.value for item in plan.checkpoint}
     fit = Fit(spec, profile, architecture, gpu, checkpoint_sum(spec, profile, architecture, stored))
-    return curves(plan, fit, read_timing(fit))
+    return curves(plan, fit)

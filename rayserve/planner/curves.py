@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayserve.plan import FirstTokenTime, MemoryEstimate, NextTokenTime, Plan
-from rayserve.planner.fit import BLOCK_TOKENS, EngineLimits, Fit
+from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.speed.latency import Estimate
-from rayserve.planner.timing import Timing
+from rayserve.planner.timing import Timing, read_timing
 
 SHORTEST_TOKENS = 256
 """Where curves over lengths begin."""
 POINTS_PER_DOUBLING = 4
+STEP_TOKENS = 16
+"""Lengths are multiples of the usual block, so that rounding up to one draws no steps."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Curves:
 NO_CURVES = Curves()
 
 
-def curves(plan: Plan, fit: Fit, timing: Timing | None) -> Curves:
+def curves(plan: Plan, fit: Fit) -> Curves:
     """The curves of a plan from what its own figures came from."""
+    timing = read_timing(fit)
     args, placement = plan.replica.engine_arguments(), plan.replica.placement
     cut = Cut(placement.tensor_parallel_size, placement.pipeline_parallel_size)
     limits = EngineLimits(
@@ -62,7 +65,11 @@ def curves(plan: Plan, fit: Fit, timing: Timing | None) -> Curves:
             Capacity(length, *found) for length, found in held if math.isfinite(found[-1])
         ),
         tpot=tuple(_next_tokens(plan, timing, cut, limits)) if timing is not None else (),
-        ttft=tuple(_first_tokens(plan, timing, cut, limits)) if timing is not None else (),
+        ttft=(
+            tuple(_first_tokens(plan, timing, cut, limits, fit.block_tokens(cut, limits)))
+            if timing is not None
+            else ()
+        ),
     )
 
 
@@ -80,14 +87,16 @@ def _next_tokens(
 
 
 def _first_tokens(
-    plan: Plan, timing: Timing, cut: Cut, limits: EngineLimits
+    plan: Plan, timing: Timing, cut: Cut, limits: EngineLimits, block: int
 ) -> Iterator[FirstTokenTime]:
-    """By prompt, with nothing cached and, where the plan caches prefixes, with all that can be."""
+    """By prompt, with nothing cached and, where the plan caches prefixes, with all whole blocks that
+    come before its last token.
+    """
     rows = plan.latency.ttft if plan.latency is not None else []
     longest = max((row.prompt_tokens for row in rows), default=0)
     for caching in dict.fromkeys(row.cached_tokens > 0 for row in rows):
         for prompt in lengths(longest):
-            cached = (prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS if caching else 0
+            cached = (prompt - 1) // block * block if caching else 0
             if caching and not cached:
                 continue
             found = timing.first(cut, limits, prompt, cached)
@@ -110,7 +119,7 @@ def lengths(longest: int) -> list[int]:
     steps = math.floor(math.log2(longest / first) * POINTS_PER_DOUBLING)
     found = {first, longest}
     for step in range(steps + 1):
-        length = round(longest / 2 ** (step / POINTS_PER_DOUBLING) / BLOCK_TOKENS) * BLOCK_TOKENS
+        length = round(longest / 2 ** (step / POINTS_PER_DOUBLING) / STEP_TOKENS) * STEP_TOKENS
         if first < length < longest:
             found.add(length)
     return sorted(found)
