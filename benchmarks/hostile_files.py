@@ -25,7 +25,7 @@ rayserve_cluster:
   limits: {max_model_len: 4096}
   endpoint: {host: 127.0.0.1, api_key_file: /etc/rayserve/api_keys}
 """
-UNKNOWN = "ApertusForCausalLM"
+UNKNOWN = "ArceeForCausalLM"
 """Served by the pinned vLLM, and not laid out by the planner."""
 
 

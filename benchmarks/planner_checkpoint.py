@@ -25,7 +25,7 @@ from rayserve.planner.weights.modules import (
     Rotary,
     Tensor,
 )
-from rayserve.planner.weights.quantization import FP8, INT8, MXFP4, PACKED, Scheme
+from rayserve.planner.weights.scheme import FP8, INT8, MXFP4, PACKED, Scheme
 
 STORAGE_BYTES = {
     "F32": 4, "I32": 4, "I64": 8, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1

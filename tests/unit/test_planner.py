@@ -254,7 +254,7 @@ def test_no_images_no_tower():
     assert blind.memory.weights_bytes < seeing.memory.weights_bytes
 
 
-UNKNOWN = {**MODEL, "architectures": ["ApertusForCausalLM"]}
+UNKNOWN = {**MODEL, "architectures": ["ArceeForCausalLM"]}
 """Served by the pinned vLLM, and not laid out by the planner."""
 
 

@@ -137,7 +137,7 @@ def test_an_edit_of_the_chat_template_is_another_revision(env, tmp_path):
 def unknown(env: Path, **changes: object) -> Path:
     """Make the model one that the planner does not know; returns its folder."""
     config = env / "model" / "config.json"
-    data = json.loads(config.read_text()) | {"architectures": ["ApertusForCausalLM"]} | changes
+    data = json.loads(config.read_text()) | {"architectures": ["ArceeForCausalLM"]} | changes
     config.write_text(json.dumps(data))
     return config.parent
 

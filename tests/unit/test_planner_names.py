@@ -9,7 +9,8 @@ import pytest
 
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.names import check_names, is_slow
-from rayserve.planner.weights.quantization import EXACT, PART, WILDCARD, Quantization, Scheme
+from rayserve.planner.weights.quantization import EXACT, PART, WILDCARD, Quantization
+from rayserve.planner.weights.scheme import Scheme
 
 HERE = Where("config.json")
 

@@ -31,7 +31,7 @@ from rayserve.planner.support.precision import capability_of, chosen_backend
 from rayserve.planner.weights.architecture import Architecture, vocab_rows
 from rayserve.planner.weights.formats import FP8_COMPUTE, Target
 from rayserve.planner.weights.modules import MLA, Experts, Layer, Linear, Module, share
-from rayserve.planner.weights.quantization import FP8, INT8, PACKED, Scheme
+from rayserve.planner.weights.scheme import FP8, INT8, PACKED, Scheme
 from rayserve.planner.weights.stages import stage_range
 from rayserve.planner.weights.tensors import Place, stage_weights
 

@@ -41,7 +41,7 @@ from rayserve.planner.weights.modules import (
     Tensor,
     share,
 )
-from rayserve.planner.weights.quantization import FP8, INT8, NVFP4, PACKED, Scheme
+from rayserve.planner.weights.scheme import FP8, INT8, NVFP4, PACKED, Scheme
 
 MIXER_SMALL, MIXER_OPERATORS = 3, 5
 """Of a layer's attention, without norms: rotary, the cache write, the merge of attention's parts; the

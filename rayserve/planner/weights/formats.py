@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rayserve.planner.weights.allocator import round_up
 from rayserve.planner.weights.modules import Experts, Linear
-from rayserve.planner.weights.quantization import (
+from rayserve.planner.weights.scheme import (
     AWQ,
     BLOCK,
     CHANNEL,

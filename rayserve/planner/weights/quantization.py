@@ -15,10 +15,21 @@ from dataclasses import dataclass, field, replace
 from rayserve.errors import SpecError
 from rayserve.planner.support import schemes
 from rayserve.planner.weights.facts import Facts, UnknownModelError
+from rayserve.planner.weights.scheme import (
+    AWQ,
+    BLOCK,
+    CHANNEL,
+    FP8,
+    GPTQ,
+    GROUP,
+    INT8,
+    MXFP4,
+    NVFP4,
+    PACKED,
+    TENSOR,
+    Scheme,
+)
 
-FP8, INT8, PACKED, MXFP4, NVFP4 = "fp8", "int8", "packed", "mxfp4", "nvfp4"
-TENSOR, CHANNEL, GROUP, BLOCK = "tensor", "channel", "group", "block"
-COMPRESSED, GPTQ, AWQ = "compressed", "gptq", "awq"
 EXACT, PART, WILDCARD = "exact", "part", "wildcard"
 GROUP_LIMIT = 2**20
 ONLINE = {
@@ -40,23 +51,6 @@ RENAMED = {
     "modelopt_fp4": "modelopt",
     "modelopt_mixed": "modelopt",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How one matrix is stored."""
-
-    kind: str
-    scale: str = CHANNEL
-    bits: int = 8
-    group: int = 0
-    """Elements along the inputs that share a scale; 0: all of them."""
-    block: tuple[int, int] = (0, 0)
-    """Outputs and inputs that share a scale, for `BLOCK`."""
-    zero_points: bool = False
-    layout: str = COMPRESSED
-    online: bool = False
-    static_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)

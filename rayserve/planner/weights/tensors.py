@@ -33,7 +33,7 @@ from rayserve.planner.weights.modules import (
     Tensor,
     share,
 )
-from rayserve.planner.weights.quantization import FP8, Scheme
+from rayserve.planner.weights.scheme import FP8, Scheme
 from rayserve.planner.weights.stages import stage_range
 
 FLOAT32 = 4
