@@ -105,7 +105,10 @@ def test_a_recurrent_model_reuses_whole_blocks_of_its_own():
 
 def test_latency_is_unknown_where_the_model_or_the_rates_are():
     """An unknown architecture and 32-bit compute have no latencies, and the old limits."""
-    strange = plan(model={**MODEL, "architectures": ["UnheardForCausalLM"]})
+    strange = plan(
+        model={**MODEL, "architectures": ["ArceeForCausalLM"]},
+        **{"  config: ": "  checkpoint_bytes: 210000000000\n    config: "},
+    )
     wide = plan("  precision: {dtype: float32}\n", model=SMALL)
     for made in (strange, wide):
         assert made.latency is None

@@ -16,7 +16,7 @@ from rayserve.errors import DoesNotFitError
 from rayserve.plan import parse_plan
 from rayserve.planner.catalogue import gpus
 from rayserve.planner.evidence import budget_notes, difference, same_gpu, start_estimate
-from rayserve.planner.render import table
+from rayserve.planner.views.terminal import table
 from tests.bad_specs import ROOT
 from tests.golden_specs import GOLDEN, plan_of
 from tests.start_lines import GIB, ledger_of, lines, start_line
@@ -207,11 +207,12 @@ def test_starts_that_show_that_it_does_not_fit_refuse():
 def test_a_model_that_is_not_known_says_that_starts_do_not_narrow_it(tmp_path):
     """The simple estimate has no terms that a start could replace."""
     config = json.loads((GOLDEN / "configs" / "llama-70b.json").read_text())
-    config["architectures"] = ["NobodyKnowsForCausalLM"]
-    config["model_type"] = "nobody-knows"
+    config["architectures"] = ["ArceeForCausalLM"]
+    config["model_type"] = "arcee"
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = (GOLDEN / "replicas-70b.yml").read_text()
     name = yaml.safe_load(spec)["rayserve_cluster"]["model"]["config"]
+    spec = spec.replace("    config:", "    checkpoint_bytes: 141107412992\n    config:")
     (tmp_path / "cluster.yml").write_text(spec.replace(name, "config.json"))
     files = inventory.locate(str(tmp_path), None)
     plan = planning.make_plan(files).plan
@@ -428,7 +429,7 @@ def loop(path):
 
 HOSTILE = {
     "missing": (lambda path: None, "No such file"),
-    "a folder": (lambda path: path.mkdir(), "Is a directory"),
+    "a folder": (lambda path: path.mkdir(), "a folder"),
     "a loop of links": (loop, "symbolic links"),
     "a pipe": (os.mkfifo, "regular file"),
     "huge": (lambda path: path.write_bytes(b"x" * (inventory.MAX_BYTES + 1)), "4 MiB"),
