@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.child import MIB, Child, rayserve
 from benchmarks.hostile_files import Hostile, cases, prepare
+from benchmarks.planner_bars import Bar, write_part
 
 MOST_S = 2.0
 MOST_MIB = 200e6 / MIB
@@ -47,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all inputs, print, return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default="", help="Run the inputs whose name has this text.")
-    only = parser.parse_args(arguments).only
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(arguments)
+    only = options.only
     chosen = [case for case in cases() if only in case.name]
     outcomes = []
     for case in chosen:
@@ -60,8 +63,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{len(branches)} different errors (at least {BRANCHES_MIN})")
     print(f"slowest {slowest:.2f} s of processor, largest {largest:.0f} MiB")
     print(f"{len(outcomes) - len(failed)} passed, {len(failed)} failed")
+    if options.json:
+        write_part(options.json, map(_as_json, outcomes), _bars(outcomes, branches))
     short = not only and (len(branches) < BRANCHES_MIN or len(outcomes) < CASES_MIN)
     return 1 if failed or short else 0
+
+
+def _bars(outcomes: Sequence[Outcome], branches: set[str]) -> list[Bar]:
+    total, found = len(outcomes), len(branches)
+    good = sum(not one.fault for one in outcomes)
+    return [
+        Bar(
+            "hostile inputs with a clear error each",
+            f"{good} of {total}",
+            f"all, ≥ {CASES_MIN}",
+            good == total >= CASES_MIN,
+            total,
+        ),
+        Bar("different errors", str(found), f"≥ {BRANCHES_MIN}", found >= BRANCHES_MIN, total),
+    ]
+
+
+def _as_json(one: Outcome) -> dict[str, object]:
+    return {
+        "name": one.name,
+        "message": one.message,
+        "branch": one.branch,
+        "fault": one.fault,
+        "cpu_s": one.child.cpu_s,
+        "peak_mib": one.child.peak_mib,
+    }
 
 
 def run_case(case: Hostile) -> Outcome:
