@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 import click
 
 from rayserve import __version__
-from rayserve.errors import RayserveError, UsageError
+from rayserve.errors import InputError, RayserveError, UsageError
 
 FORMAT: Final = 1
 """Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
@@ -133,7 +133,8 @@ def plan(
 
     files = inventory.locate(spec, out)
     if candidates:
-        _rank_candidates(files, only_check=only_check, html=html, as_json=as_json)
+        others = {"--check": only_check, "--html": html, "--starts": starts, "--out": out}
+        _rank_candidates(files, [name for name, given in others.items() if given], as_json=as_json)
         return
     planned = planning.make_plan(files, starts)
     page = _page(files, planned.plan, html) if html is not None else {}
@@ -194,27 +195,21 @@ def _style() -> Style:
     )
 
 
-def _rank_candidates(files: Files, *, only_check: bool, html: str | None, as_json: bool) -> None:
+def _rank_candidates(files: Files, others: list[str], *, as_json: bool) -> None:
     """Print how the checkpoints of a spec compare; exit code 3 where none can be served."""
     from rayserve import planning
     from rayserve.errors import DoesNotFitError
     from rayserve.planner.candidates import comparison_text
 
-    if only_check:
+    if others:
         raise UsageError(
-            "either --check or --candidates",
-            found="both",
-            do="leave one out; --candidates writes nothing, so there is nothing to check",
-        )
-    if html is not None:
-        raise UsageError(
-            "either --html or --candidates",
-            found="both",
-            do="leave --candidates out: the page of the plan compares them too",
+            "--candidates without options about files, since it reads the spec alone and writes none",
+            found=", ".join(others),
+            do="leave them out (the page of a plan compares its candidates too)",
         )
     comparison = planning.compare_candidates(files)
     if as_json:
-        click.echo(json.dumps(comparison.as_dict(), ensure_ascii=False))
+        click.echo(json.dumps({"format": FORMAT} | comparison.as_dict(), ensure_ascii=False))
     else:
         click.echo(comparison_text(comparison))
     if not any(row.rank for row in comparison.rows):
@@ -257,7 +252,12 @@ def convert(
     from rayserve.planner.convert import convert_command
     from rayserve.planning import read_model_config
 
-    text = command_file.read(MOST_COMMAND_CHARACTERS)
+    try:
+        text = command_file.read(MOST_COMMAND_CHARACTERS)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "a command line in UTF-8", found=error.reason, do="save it as plain UTF-8"
+        ) from None
     config = read_model_config(config_file) if config_file else None
     click.echo(
         convert_command(

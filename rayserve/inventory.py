@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,8 @@ def write_all(texts: dict[Path, str]) -> None:
     """
     # A link stays a link: what it points to is replaced.
     texts = {Path(os.path.realpath(path)): text for path, text in texts.items()}
+    for path in texts:
+        _check_place(path)
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     done: list[Path] = []
     try:
@@ -162,9 +165,9 @@ def write_all(texts: dict[Path, str]) -> None:
             done.append(path)
     except OSError as error:
         raise HostError(
-            "to write what was planned",
+            "to write its files",
             found=str(error)[:300],
-            do="make the folder writable, or write elsewhere with --out (the page: --html)",
+            do="make the folder writable, or write elsewhere (--out, --html, --textfile)",
         ) from None
     finally:
         for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between
@@ -174,6 +177,20 @@ def write_all(texts: dict[Path, str]) -> None:
         for draft in drafts.values():
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
+
+
+def _check_place(path: Path) -> None:
+    """Refuse to put a file in the place of a device, a pipe or a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # nothing there; what else is wrong, the writing says
+    if not stat.S_ISREG(mode):
+        raise HostError(
+            "a regular file to write, or none yet",
+            found=f"{str(path)[:200]} is something else",
+            do="name another file or folder",
+        )
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rayserve import planning
 from rayserve.errors import UsageError
 from rayserve.files import read_config
-from rayserve.inventory import Files
+from rayserve.inventory import Files, current
 from rayserve.plan import Plan
 from rayserve.planner import build_curves
 from rayserve.planner.candidates import Comparison
@@ -29,13 +29,17 @@ def path_of(name: str, files: Files) -> Path:
     path = Path(name)
     problem = ""
     try:
-        taken = {os.path.realpath(one) for one in (files.spec, files.plan, files.serve)}
+        taken = {
+            os.path.realpath(one) for one in (files.spec, files.plan, files.serve, files.starts)
+        }
         if not path.parent.is_dir():
             problem = f"no folder {path.parent}"
         elif path.exists() and not path.is_file():
             problem = f"{path} is a folder" if path.is_dir() else f"{path} is no regular file"
         elif os.path.realpath(path) in taken:
-            problem = f"{path} is the spec, the plan or the Serve config"
+            problem = f"{path} is read or written for the plan"
+        elif path.is_file() and not current(path)[:15].lower().startswith("<!doctype html"):
+            problem = f"{path} is no page, and is not replaced"
     except (OSError, ValueError) as error:  # a name that is too long, or that has a NUL in it
         problem = str(error)
     if problem:

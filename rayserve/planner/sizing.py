@@ -32,6 +32,8 @@ from rayserve.spec import ClusterSpec
 LEAST_LEN = 2048
 FULL_SEQS = 8
 HIDDEN_MS = 0.1
+LEAST_BITS, TWO_BYTES = 5, 9
+"""Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
 CPU_KV_STEP = 64 * 2**20
 SIMPLE = (
     "Memory: the planner does not know this architecture. The sum of the weights is the checkpoint's "
@@ -300,10 +302,16 @@ def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -
         at = ("limits", "kv_cache_gib")
     elif 1024 <= shorter < limits.length:
         do, at = f"write max_model_len: {shorter} at most", ("limits", "max_model_len")
+    elif fit.holds(cut, replace(limits, seqs=1, step_tokens=min(limits.step_tokens, STEP_TOKENS))):
+        do = (
+            "lower max_num_seqs or max_num_batched_tokens: the rest of such a step takes the memory"
+        )
+        at = ("limits", "max_num_seqs")
     else:
-        bits = 8 if fit.profile.weight_bits > 9 else 4
-        do = f"take a checkpoint of {bits} bits a weight, or spread it over more hosts (pipeline)"
-        at = ("model", "config")
+        do, at = "spread it over more hosts (pipeline)", ("model", "config")
+        if fit.profile.weight_bits > LEAST_BITS:
+            bits = 8 if fit.profile.weight_bits > TWO_BYTES else 4
+            do = f"take a checkpoint of {bits} bits a weight, or {do}"
     needed, found = fit.refusal(cut, limits)
     error = DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
     error.weights_bytes = fit.weights(cut)

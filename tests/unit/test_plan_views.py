@@ -388,9 +388,9 @@ def test_a_dry_run_and_a_check_write_no_page(spec, tmp_path, option):
         ("", "folder"),
         (".", "folder"),
         ("/dev/null", "no regular file"),
-        ("cluster.yml", "is the spec"),
-        ("plan.yml", "is the spec, the plan"),
-        ("link.html", "is the spec"),
+        ("cluster.yml", "is read or written"),
+        ("plan.yml", "is read or written"),
+        ("link.html", "is read or written"),
         ("a\x00b", "null"),
         ("x" * 300, "too long"),
     ],
@@ -411,7 +411,7 @@ def test_a_page_takes_no_other_places(spec, monkeypatch, name, word):
 def test_a_page_that_cannot_be_written_leaves_everything(spec, tmp_path, monkeypatch):
     """A full disk at the page costs neither plan nor page: all files are as they were."""
     target = tmp_path / "p.html"
-    target.write_text("old")
+    target.write_text("<!DOCTYPE html>old")
     real = inventory._write
 
     def full(path, data):
@@ -423,8 +423,18 @@ def test_a_page_that_cannot_be_written_leaves_everything(spec, tmp_path, monkeyp
     result = run(spec, "--html", target)
     assert result.exit_code == 4
     assert "No space left" in result.output
-    assert target.read_text() == "old"
+    assert target.read_text() == "<!DOCTYPE html>old"
     assert not (spec.parent / "plan.yml").exists()
+
+
+def test_a_page_takes_the_place_of_a_page_only(spec, tmp_path):
+    """A file that is something else, as a config.json, is kept, and nothing is written."""
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    result = run(spec, "--html", other)
+    assert result.exit_code == 2
+    assert "no page" in result.output
+    assert other.read_text() == "{}"
 
 
 def test_a_page_compares_the_candidates():
@@ -446,4 +456,4 @@ def test_candidates_and_html_are_one_or_the_other(tmp_path):
     case = ROOT / "tests" / "cases" / "candidates" / "cluster.yml"
     result = run(case, "--candidates", "--html", tmp_path / "p.html")
     assert result.exit_code == 2
-    assert "either --html or --candidates" in result.output
+    assert "--candidates without options about files" in result.output

@@ -93,7 +93,7 @@ class CandidateRow(Record):
     """The middle of it: time of an answer, or of a token over all requests at once; 0: not known."""
     cost_ms: float = 0
     """With the surcharge for lost accuracy: what ranks."""
-    slo: SloState = "not set"
+    slo: SloState = "not known"
     quality: Quality | None = None
     """Absent where nothing is published for the format."""
     traits: Traits | None = None

@@ -10,6 +10,7 @@ is a placeholder, marked where it stands. docs/convert.md has the form of the JS
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -100,6 +101,10 @@ class Conversion:
         release = f"vLLM {self.version}" if self.version else "an unknown release of vLLM"
         heading = f"From a command line of `{self.started_as}` for {release}. Findings: {told}."
         return "\n".join([*comments(heading, self.findings, self.placeholders), self.cluster_yml])
+
+
+SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+"""In a word that belongs to no flag: a flag that was quoted together with its value."""
 
 
 def convert_command(
@@ -232,6 +237,7 @@ def _carry_all(draft: Draft) -> None:
             history.judge_history(draft, setting)
             _carry(draft, setting)
     hidden = any(setting.secret for setting in joined)
+    hidden |= any(SECRET.search(flag.written) for flag in draft.command.flags if not flag.name)
     for flag in draft.command.flags:
         if not flag.name:
             word = "a word" if hidden else f"`{veiled(flag.written)}`"

@@ -64,7 +64,7 @@ def _bar_card(title: str, memory: MemoryEstimate) -> Markup:
         element("h3", f"{title}: {total}"),
         element(
             "p",
-            f"vLLM takes {figures.gib(memory.requested_bytes)} GiB, {share_taken:.0%}.{hatched}",
+            f"vLLM may take {figures.gib(memory.requested_bytes)} GiB, {share_taken:.0%}.{hatched}",
             class_="say",
         ),
         element("div", *segments, class_="bar", role="img", aria_label=f"In GiB: {spoken}"),

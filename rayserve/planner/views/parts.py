@@ -89,9 +89,9 @@ def memory_bar(memory: MemoryEstimate) -> Bar:
         *_beside_cache(memory),
         Part(
             KV_CACHE,
-            memory.kv_low_bytes or memory.kv_bytes,
+            memory.kv_low_bytes,
             memory.kv_bytes,
-            memory.kv_high_bytes or memory.kv_bytes,
+            memory.kv_high_bytes,
         ),
     ]
     used = sum(part.expected_bytes for part in parts)

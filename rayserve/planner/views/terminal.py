@@ -114,7 +114,7 @@ def _memory(memory: MemoryEstimate, plan: Plan, style: Style) -> list[str]:
     which = "each GPU" if stages == 1 else f"the fullest of the GPUs of {stages} stages"
     share = memory.requested_bytes / memory.total_bytes
     head = (
-        f"{which}: {gib(memory.total_bytes)} GiB, of which vLLM takes "
+        f"{which}: {gib(memory.total_bytes)} GiB, of which vLLM may take "
         f"{gib(memory.requested_bytes)} ({share:.0%}); {memory.model} estimate"
     )
     columns = bar_columns(bar, width)
