@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -65,8 +66,15 @@ def checkpoints(spec: ClusterSpec, **configs) -> list[Checkpoint]:
 
 
 def compared(*changes: tuple[str, str], **configs):
-    """The comparison of the 405B case."""
+    """The comparison of the 405B case, with changes."""
+    if not configs:
+        return _compared(changes)
     return compare(checkpoints(spec_of(*changes), **configs), SHA)
+
+
+@functools.cache
+def _compared(changes: tuple[tuple[str, str], ...]):
+    return compare(checkpoints(spec_of(*changes)), SHA)
 
 
 def row(found, name: str):

@@ -486,7 +486,7 @@ def test_odd_config_json_is_refused_or_read(change):
         assert plan(model={**MODEL, **change}).memory is not None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(sorted(MODEL)), WILD)
 def test_any_config_json_gives_a_plan_or_an_error_of_ours(key, value):
     """A broken config.json ends in a message, never in a traceback."""
