@@ -71,7 +71,6 @@ def read_host_facts(
         iommu=_iommu(root),
         redirecting=redirecting_bridges(run) if gpus else None,
         guest=_is_guest(run),
-        reboot_required=(root / "var/run/reboot-required").exists(),
         container=_is_container(root),
     )
 

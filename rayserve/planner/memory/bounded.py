@@ -13,7 +13,6 @@ from rayserve.planner.memory import terms
 from rayserve.planner.memory.budget import Budget, Terms, Verdict, judge, kv_budget
 from rayserve.planner.memory.estimate import PREFILL_BLOCK_TOKENS, Setup
 from rayserve.planner.memory.simple import Cut, weights_range
-from rayserve.planner.memory.versions import capture_sizes
 from rayserve.planner.profile import ModelProfile
 
 UNKNOWN_LOW, UNKNOWN_HIGH = 0.1, 2.0
@@ -51,17 +50,7 @@ def bounded(
         activation.scaled(UNKNOWN_LOW, UNKNOWN_HIGH),
         basis="by the widths; known models have 0.1 to 1.6 of it, here a tenth to twice",
     )
-    sizes = (
-        capture_sizes(
-            setup.facts,
-            setup.batch,
-            capability=setup.capability,
-            query_tokens=1 + setup.speculative_tokens,
-            interactivity=setup.interactivity,
-        )
-        if setup.graphs
-        else []
-    )
+    sizes = setup.graph_sizes
     budget = kv_budget(
         setup.facts,
         Terms(

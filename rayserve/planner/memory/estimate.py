@@ -93,6 +93,19 @@ class Setup:
         """What decides how weights are repacked."""
         return Target(self.capability, self.rocm, self.facts.number)
 
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Batch sizes of which a CUDA graph is recorded; none where graphs are off."""
+        if not self.graphs:
+            return []
+        return capture_sizes(
+            self.facts,
+            self.batch,
+            capability=self.capability,
+            query_tokens=1 + self.speculative_tokens,
+            interactivity=self.interactivity,
+        )
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -206,17 +219,7 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
     if stage == setup.pipeline - 1:
         weights += setup.draft_weights
     work = stage_work(architecture, setup, stage)
-    sizes = (
-        capture_sizes(
-            setup.facts,
-            setup.batch,
-            capability=setup.capability,
-            query_tokens=1 + setup.speculative_tokens,
-            interactivity=setup.interactivity,
-        )
-        if setup.graphs
-        else []
-    )
+    sizes = setup.graph_sizes
     layers = len(stage_range(len(architecture.layers), setup.pipeline, stage))
     graphs = terms.graph_memory(setup.facts, sizes, layers=layers, experts=work.experts is not None)
     width = _flashinfer_width(architecture, setup)
