@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 TIMEOUT_S = 10.0
+TAKE_CONFIG_TIMEOUT_S = 120.0
+"""Serve answers a config once its controller and proxies run, which a busy host starts slowly."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class ServeApi:
         Raises:
             OSError: the dashboard refused it (HTTPError) or is not there.
         """
-        self._call("PUT", config)
+        self._call("PUT", config, timeout_s=TAKE_CONFIG_TIMEOUT_S)
 
     def status(self, app: str) -> AppStatus:
         """State of an application.
@@ -52,7 +54,9 @@ class ServeApi:
         """
         return app_status(self._call("GET"), app)
 
-    def _call(self, method: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - http on loopback, by construction
             f"{self.url}/api/serve/applications/",
             method=method,
@@ -65,7 +69,7 @@ class ServeApi:
         # No proxy from the environment stands between a process and its own machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
+            with opener.open(request, timeout=timeout_s) as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             detail = error.read().decode(errors="replace").strip()
