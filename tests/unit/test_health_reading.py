@@ -150,7 +150,7 @@ def test_the_textfile_is_whole_and_readable(verdict: list[CheckResult], tmp_path
     del verdict
     path = tmp_path / "rayserve.prom"
     done = CliRunner().invoke(main, ["check", "host", "--textfile", str(path), "--json"])
-    assert (done.exit_code, json.loads(done.stdout)[0]["status"]) == (0, "pass")
+    assert (done.exit_code, json.loads(done.stdout)["status"]) == (0, "pass")
     assert 'check="example"} 0' in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
