@@ -28,6 +28,9 @@ pool of idle connections to the replica (`http-reuse always`), of which it close
 SETTLE_MAX_S = 180.0
 """Twice the 90 s after which the replica closes an idle connection; what moves then is counted."""
 
+LARGE_BYTES = 100_000_000
+"""Of a smaller process, HAProxy with its 14 MB, a few buffers more are several percent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Count:
@@ -113,6 +116,23 @@ def take(served: Served) -> Count:
         files=open_files.count(serving),
         replica_pid=replicas[0] if len(replicas) == 1 else -len(replicas),
     )
+
+
+def largest_growth(before: Count, after: Count) -> float:
+    """Resident memory that a large serving process has added, as a share of its own; of those that
+    are in both counts the one that grew most. The sum over processes hides it where another shrank.
+
+    Raises:
+        ValueError: no large process is in both counts.
+    """
+    shares = [
+        after.rss_bytes[process] / held - 1
+        for process, held in before.rss_bytes.items()
+        if process.startswith(SERVING) and held >= LARGE_BYTES and process in after.rss_bytes
+    ]
+    if not shares:
+        raise ValueError("no process of the stack was counted both before and after")
+    return max(shares)
 
 
 def report(counts: Sequence[Count]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Does anything leak when a thousand streams run and some of their clients leave?
 
-    python -m benchmarks.soak       1,000 streams at concurrency 64, a tenth of them cut; `make soak`
+    python -m benchmarks.soak       twice 1,000 streams at concurrency 64, a tenth cut; `make soak`
 
 A first part of the same load warms every cache; then the stack is counted at rest, loaded, counted
 again, and so once more: a leak grows with the streams, a pool does not. An undisturbed stream must
@@ -30,6 +30,7 @@ from benchmarks.load import OUTPUT_TOKENS, PATH, prompts, request_body
 from benchmarks.machine import describe
 from benchmarks.workbench import workbench, write
 from rayserve.bench import (
+    RSS_GROWTH_MAX,
     Answer,
     Verdict,
     as_json,
@@ -209,8 +210,10 @@ def judge_counts(counts: Sequence[census.Count]) -> list[Verdict]:
     """What the stack holds after all rounds against what it held warm, whatever lies between."""
     first, last = counts[0], counts[-1]
     restarts = len({one.replica_pid for one in counts}) - 1
+    growth = census.largest_growth(first, last)
     return [
         *judge_leaks(first.serving, last.serving),
+        verdict("resident memory added by one process, share", growth, RSS_GROWTH_MAX, "at most"),
         verdict("replicas restarted", restarts, 0, "at most"),
     ]
 

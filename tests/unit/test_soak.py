@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -119,12 +120,15 @@ def test_a_stack_is_at_rest_once_its_files_see_no_new_low(samples, expected):
     assert census.at_rest(samples, quiet_s=20) is expected
 
 
+REPLICA = "ray::ServeReplica:a:Engine 7"
+
+
 def a_count(replica_pid: int = 7, pipes: int = 3, **changes: int) -> census.Count:
     """A stack of one replica at rest."""
     held = {"processes": 7, "open_files": 475, "rss_bytes": 10**9, "kv_usage": 0, "running": 0}
     total = Census(**{**held, "waiting": 0, **changes})
     files = Counter({("replica", "pipe"): pipes, ("replica", "/dev/null"): 1})
-    return census.Count(total, total, {"replica 7": total.rss_bytes}, files, replica_pid)
+    return census.Count(total, total, {REPLICA: total.rss_bytes}, files, replica_pid)
 
 
 def failed(verdicts):
@@ -148,7 +152,7 @@ def test_a_report_shows_each_count_and_what_changed():
     found = census.report([a_count(), a_count(pipes=5, rss_bytes=2 * 10**9)])
     assert found["open_files_by_process"] == {"replica": [4, 6]}
     assert found["open_files_changed"] == [{"process": "replica", "file": "pipe", "open": [3, 5]}]
-    assert found["rss_bytes_by_process"] == {"replica 7": [10**9, 2 * 10**9]}
+    assert found["rss_bytes_by_process"] == {REPLICA: [10**9, 2 * 10**9]}
     assert [one["serving"]["open_files"] for one in found["counts"]] == [475, 475]
 
 
@@ -157,6 +161,41 @@ def test_gauges_that_never_moved_prove_nothing():
     good = Load([], 1.0, running=64, kv_usage=0.01)
     assert not failed(judge_loads([good, good]))
     assert len(failed(judge_loads([good, Load([], 1.0, running=0, kv_usage=0.0)]))) == 2
+
+
+WORKER, PROXY, DAEMON = "VLLM::Worker 8", "haproxy 9", "raylet 10"
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, 0.0),
+        ({REPLICA: 110_000_000, WORKER: 900_000_000}, 0.1),
+        ({REPLICA: 90_000_000, WORKER: 900_000_000}, -0.1),
+        ({PROXY: 30_000_000, DAEMON: 900_000_000}, 0.0),
+        ({"VLLM::Worker 11": 1_000_000_000}, 0.0),
+    ],
+)
+def test_a_process_that_grew_is_seen_beside_one_that_shrank(changes, expected):
+    """The largest share counts, of large processes that serve and were there before."""
+    held = {REPLICA: 10**8, WORKER: 10**9, PROXY: 14 * 10**6, DAEMON: 2 * 10**8}
+    before = dataclasses.replace(a_count(), rss_bytes=held)
+    after = dataclasses.replace(a_count(), rss_bytes=held | changes)
+    assert census.largest_growth(before, after) == pytest.approx(expected)
+
+
+def test_memory_is_not_judged_by_nothing():
+    """Where no process is left from before, growth is an error and not zero."""
+    with pytest.raises(ValueError, match="both before and after"):
+        census.largest_growth(a_count(), dataclasses.replace(a_count(), rss_bytes={WORKER: 10**9}))
+
+
+def test_growth_of_one_process_is_judged():
+    """A replica that grows by a tenth fails its own check while the stack's total stands still."""
+    after = dataclasses.replace(a_count(), rss_bytes={REPLICA: 1_100_000_000})
+    assert failed(judge_counts([a_count(), after])) == [
+        "resident memory added by one process, share"
+    ]
 
 
 def an_outcome(cut_after: int = -1, text: str | None = "t", error: str = "") -> Outcome:
