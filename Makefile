@@ -48,7 +48,7 @@ bench: ## overhead against vLLM's own server and ray.serve.llm
 	@scripts/setup bench
 	@$(PYTHON) -m benchmarks.overhead
 
-soak: setup ## a thousand streams with disconnecting clients: does anything leak?
+soak: setup ## twice a thousand streams with disconnecting clients: does anything leak?
 	@$(PYTHON) -m benchmarks.soak
 
 badinput: setup ## bad requests and bad specs: is each answered with the right error?
