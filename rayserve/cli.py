@@ -6,6 +6,7 @@ Imports of other rayserve modules are inside the commands, so that `rayserve --h
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -18,9 +19,9 @@ from rayserve import __version__
 from rayserve.errors import InputError, RayserveError, UsageError
 
 FORMAT: Final = 1
-"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
-or goes.
-"""
+"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key goes or changes."""
+YOUNG_OBJECTS: Final = 100_000
+"""Made between two searches for garbage: what a command makes lives about as long as the command."""
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -44,6 +45,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every failure becomes one message and an exit code."""
+        usual = gc.get_threshold()
+        gc.set_threshold(YOUNG_OBJECTS)
         try:
             return super().invoke(ctx)
         except RayserveError as error:
@@ -54,6 +57,8 @@ class Commands(click.Group):
             raise  # click ends the process as it should
         except Exception as error:  # noqa: BLE001 - entry of a process: no traceback for a person
             _fail(_unexpected(error), as_json=_wants_json())
+        finally:
+            gc.set_threshold(*usual)
 
 
 def _wants_json() -> bool:

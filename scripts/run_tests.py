@@ -3,11 +3,13 @@
     python scripts/run_tests.py lint unit contract engine
 
 Each pytest stage is a process of its own: what contract tests import (vLLM takes over 1 GiB) must
-not stay in memory while engines run. The last line reads `N passed, N failed, N skipped`.
+not stay in memory while engines run. Unit tests share nothing and are spread over the CPUs; the other
+stages start engines, which take them all. The last line reads `N passed, N failed, N skipped`.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -29,6 +31,9 @@ LINT = (
 )
 STAGES = ("lint", "unit", "contract", "engine", "hosts")
 NO_TESTS_COLLECTED = 5
+SPREAD = frozenset({"unit"})
+MOST_WORKERS = 8
+"""Each worker collects all tests for itself; from here on that costs more than it brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,20 @@ def test(stage: str) -> Count:
         return Count()
     results = RESULTS / f"{stage}.xml"
     results.unlink(missing_ok=True)
-    code = run(("pytest", f"tests/{stage}", "--durations=10", f"--junitxml={results}"))
+    code = run(pytest_command(stage, results, len(os.sched_getaffinity(0))))
     count = read_results(results)
     if code not in (0, NO_TESTS_COLLECTED) and not count.failed:
         count += Count(failed=1)  # a refused skip, a crash or an interrupted session
     return count
+
+
+def pytest_command(stage: str, results: Path, cpus: int) -> tuple[str, ...]:
+    """How pytest is called for a stage on a machine of `cpus` CPUs; `results`: its JUnit file."""
+    command = ("pytest", f"tests/{stage}", "--durations=10", f"--junitxml={results}")
+    workers = min(cpus, MOST_WORKERS)
+    if stage not in SPREAD or workers < 2:
+        return command
+    return (*command, f"--numprocesses={workers}", "--dist=loadfile")
 
 
 def read_results(path: Path) -> Count:
