@@ -167,6 +167,28 @@ def convert(
 
 
 @main.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
+@click.option("--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True)
+@click.option("--token-file", metavar="FILE", envvar="RAY_AUTH_TOKEN_PATH", help="Ray's token.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
+    """Make the Serve of this host's Ray run PLAN, and nothing else; wait until it is ready.
+
+    On the head, as the user of Ray. What runs already is left alone.
+    """
+    from dataclasses import asdict
+
+    from rayserve.clients import ServeApi, read_token
+    from rayserve.deploy import deploy as make_it_run
+    from rayserve.inventory import read_plan
+
+    token = read_token(token_file) if token_file else ""
+    done = make_it_run(read_plan(plan_file), ServeApi(dashboard_port, token))
+    text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
+    click.echo(json.dumps(asdict(done)) if as_json else text)
+
+
+@main.command()
 @click.argument("what", type=click.Choice(["spec", "plan", "argument-specs", "reference"]))
 def schema(what: str) -> None:
     """Print a schema: JSON Schema of spec or plan, Ansible argument specs, or the reference."""

@@ -16,7 +16,7 @@ import pytest
 from rayserve.demo import cluster, host, local_ray, logs
 from rayserve.demo.interrupts import Interrupted, Interrupts
 from rayserve.demo.progress import Progress
-from rayserve.demo.serve_api import app_status
+from rayserve.clients import app_status
 from rayserve.demo.workdir import Running, WorkDir
 from rayserve.errors import HostError
 from rayserve.spec import parse_spec
