@@ -32,7 +32,15 @@ def build(target: Path) -> Path:
         for source in SOURCES:
             _copy(ROOT / source, copy / source)
         environment = {**os.environ, "SOURCE_DATE_EPOCH": EPOCH}
-        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", name, str(copy), env=environment)
+        _pip(
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            name,
+            str(copy),
+            env=environment,
+        )
         built = next(Path(name).glob("rayserve-*.whl"))
         for old in target.glob("rayserve-*.whl"):
             old.unlink()
@@ -42,7 +50,16 @@ def build(target: Path) -> Path:
 def download(lock: Path, target: Path) -> None:
     """Fetch a wheel for each line of a lock; those that are there are left."""
     target.mkdir(parents=True, exist_ok=True)
-    _pip("download", "--no-deps", "--find-links", str(target), "--dest", str(target), "--requirement", str(lock))
+    _pip(
+        "download",
+        "--no-deps",
+        "--find-links",
+        str(target),
+        "--dest",
+        str(target),
+        "--requirement",
+        str(lock),
+    )
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -60,7 +77,9 @@ def _pip(*arguments: str, env: dict[str, str] | None = None) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lock", choices=["cpu", "gpu"], help="also fill build/wheelhouse from this lock")
+    parser.add_argument(
+        "--lock", choices=["cpu", "gpu"], help="also fill build/wheelhouse from this lock"
+    )
     chosen = parser.parse_args()
     try:
         print(build(ROOT / "dist"))

@@ -84,7 +84,9 @@ def engine() -> str:
     wanted = os.environ.get("HOSTS_ENGINE")
     found = wanted or shutil.which("podman") or shutil.which("docker")
     if not found:
-        raise HostsError("Podman or Docker is needed: apt-get install podman runc netavark aardvark-dns")
+        raise HostsError(
+            "Podman or Docker is needed: apt-get install podman runc netavark aardvark-dns"
+        )
     return Path(found).name
 
 
@@ -92,7 +94,9 @@ def call(*command: str, check: bool = True) -> str:
     """Output of a command; its own words where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode:
-        raise HostsError(f"{' '.join(command[:3])} …: {(done.stderr or done.stdout).strip()[-800:]}")
+        raise HostsError(
+            f"{' '.join(command[:3])} …: {(done.stderr or done.stdout).strip()[-800:]}"
+        )
     return done.stdout if not done.returncode else ""
 
 
@@ -119,7 +123,11 @@ def image(suite: str) -> str:
         part = root.with_suffix(".part")
         _bootstrap(suite, part)
         part.rename(root)
-    changes = ("CMD [\"/usr/local/sbin/first-process\"]", "STOPSIGNAL SIGRTMIN+3", "ENV container=podman")
+    changes = (
+        'CMD ["/usr/local/sbin/first-process"]',
+        "STOPSIGNAL SIGRTMIN+3",
+        "ENV container=podman",
+    )
     call("podman", "import", "-q", *(f"--change={change}" for change in changes), str(root), name)
     return name
 
@@ -202,7 +210,9 @@ def _kind() -> list[str]:
 
 def _dropped() -> list[str]:
     status = Path("/proc/self/status").read_text()
-    effective = int(next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    effective = int(
+        next(line for line in status.splitlines() if line.startswith("CapEff")).split()[1], 16
+    )
     return [*NEVER, *([] if effective >> SYS_RESOURCE & 1 else ["SYS_RESOURCE"])]
 
 
@@ -255,21 +265,33 @@ def main() -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("image", help="make the image").add_argument("suite", default="bookworm", nargs="?")
+    verbs.add_parser("image", help="make the image").add_argument(
+        "suite", default="bookworm", nargs="?"
+    )
     starting = verbs.add_parser("up", help="start hosts")
     starting.add_argument("names", nargs="+")
     starting.add_argument("--suite", default="bookworm")
     starting.add_argument("--key", type=Path, required=True, help="public SSH key of user ansible")
-    starting.add_argument("--disks", type=int, default=0, help="1 GiB disks, as /dev/nvme1n1 and on")
+    starting.add_argument(
+        "--disks", type=int, default=0, help="1 GiB disks, as /dev/nvme1n1 and on"
+    )
     starting.add_argument("--mount", action="append", default=[], help="SOURCE:TARGET[:ro]")
     verbs.add_parser("list", help="print the addresses as JSON")
-    verbs.add_parser("down", help="remove hosts; all without names").add_argument("names", nargs="*")
+    verbs.add_parser("down", help="remove hosts; all without names").add_argument(
+        "names", nargs="*"
+    )
     chosen = parser.parse_args()
     try:
         if chosen.verb == "image":
             print(image(chosen.suite))
         elif chosen.verb == "up":
-            up(chosen.names, suite=chosen.suite, key=chosen.key, disks=chosen.disks, mounts=chosen.mount)
+            up(
+                chosen.names,
+                suite=chosen.suite,
+                key=chosen.key,
+                disks=chosen.disks,
+                mounts=chosen.mount,
+            )
             print(json.dumps(addresses()))
         elif chosen.verb == "list":
             print(json.dumps(addresses()))

@@ -39,7 +39,10 @@ def up() -> None:
     write(INVENTORY / "hosts.yml", inventory(addresses, key))
     secret = INVENTORY / "group_vars" / "all" / "secrets.yml"
     if not secret.is_file():
-        write(secret, {"ray_token": secrets.token_hex(32), "serve_api_keys": [secrets.token_urlsafe(24)]})
+        write(
+            secret,
+            {"ray_token": secrets.token_hex(32), "serve_api_keys": [secrets.token_urlsafe(24)]},
+        )
         secret.chmod(0o600)
     print(json.dumps(addresses))
 
@@ -79,7 +82,8 @@ def sums(folder: Path) -> str:
     if not files:
         raise hosts.HostsError(f"no model in {folder}: make lab")
     return "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in files
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
+        for path in files
     )
 
 
