@@ -5,7 +5,8 @@ SHELL := /bin/sh
 RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo check lint format unit contract engine test lock bench bench-planner soak badinput clean
+.PHONY: help setup demo check lint lint-ansible format unit contract engine test lock wheel wheelhouse \
+    hosts-up hosts-down test-site bench bench-planner soak badinput clean
 
 help: ## list these chores
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -19,8 +20,9 @@ demo: setup ## serve a tiny model end to end on this machine, then stop everythi
 check: setup ## lint and unit tests: what to run before a commit (under 3 minutes)
 	@$(PYTHON) scripts/run_tests.py lint unit
 
-lint: setup ## ruff, mypy, layer contract, locks
-	@$(PYTHON) scripts/run_tests.py lint
+lint: setup ## ruff, mypy, layer contract, locks; then the playbooks as lint-ansible does
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py lint ansible
 
 format: setup ## let ruff rewrite what it can
 	@.venv/bin/ruff format .
@@ -35,8 +37,29 @@ contract: setup ## tests against the installed Ray and vLLM, without an engine
 engine: setup ## tests that start a real engine, Ray and Serve
 	@$(PYTHON) scripts/run_tests.py engine
 
-test: setup ## everything that CI runs: lint, unit, contract, engine
-	@$(PYTHON) scripts/run_tests.py lint unit contract engine
+test: setup ## everything that CI runs: lint, unit, contract, engine, the playbooks' lint
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py lint unit contract engine ansible
+
+lint-ansible: setup ## yamllint, syntax of every playbook, ansible-lint (production)
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py ansible
+
+wheel: setup ## rayserve as a wheel, for the hosts
+	@$(PYTHON) scripts/build_wheels.py
+
+wheelhouse: setup ## the same, and a wheel for each line of cpu.lock (LOCK=gpu: of gpu.lock)
+	@$(PYTHON) scripts/build_wheels.py --lock $(or $(LOCK),cpu)
+
+hosts-up: ## two Debian test hosts, and inventories/lab to reach them (Linux, root, Podman)
+	@tests/hosts/enter python3 tests/hosts/lab.py up
+
+hosts-down: ## remove the test hosts
+	@tests/hosts/enter python3 tests/hosts/lab.py down
+
+test-site: setup ## two bare test hosts become a serving cluster, twice, and are asked from outside
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py hosts
 
 lock: setup ## resolve pyproject.toml anew into requirements/*.lock
 	@$(PYTHON) scripts/lock.py
@@ -60,5 +83,5 @@ bench-planner: setup ## the planner against logged starts (CASES="a.json b.json"
 	    --json build/bench/planner.json
 
 clean: ## remove .venv and everything built
-	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache
+	rm -rf .venv .venv-ansible build dist *.egg-info .hypothesis .import_linter_cache
 	find rayserve tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
