@@ -51,7 +51,8 @@ wheel: setup ## rayserve as a wheel, for the hosts
 wheelhouse: setup ## the same, and a wheel for each line of cpu.lock (LOCK=gpu: of gpu.lock)
 	@$(PYTHON) scripts/build_wheels.py --lock $(or $(LOCK),cpu)
 
-hosts-up: ## two Debian test hosts, and inventories/lab to reach them (Linux, root, Podman)
+hosts-up: wheelhouse ## two Debian test hosts, and inventories/lab to reach them (Linux, root, Podman)
+	@$(PYTHON) -m rayserve.demo.model build/lab/model
 	@tests/hosts/enter python3 tests/hosts/lab.py up
 
 hosts-down: ## remove the test hosts

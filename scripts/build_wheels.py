@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,8 +50,10 @@ def build(target: Path) -> Path:
 
 
 def download(lock: Path, target: Path) -> None:
-    """Fetch a wheel for each line of a lock; those that are there are left."""
+    """Fetch a wheel for each line of a lock, unless all are there."""
     target.mkdir(parents=True, exist_ok=True)
+    if not missing(lock.read_text("utf-8"), [path.name for path in target.glob("*.whl")]):
+        return
     _pip(
         "download",
         "--no-deps",
@@ -60,6 +64,21 @@ def download(lock: Path, target: Path) -> None:
         "--requirement",
         str(lock),
     )
+
+
+def missing(lock: str, wheels: Sequence[str]) -> list[str]:
+    """Pins of a lock's text for this kind of machine that none of the wheels, by file name, satisfies."""
+    there = {_pin(name) for name in wheels}
+    lines = [line for line in lock.splitlines() if line and not line.startswith("#")]
+    pins = [line.partition(";") for line in lines]
+    here = [pin.strip() for pin, _, marker in pins if not marker or platform.machine() in marker]
+    return [pin for pin in here if pin not in there]
+
+
+def _pin(wheel: str) -> str:
+    """name==version of a wheel's file name, the name as locks write it."""
+    name, version = wheel.split("-")[:2]
+    return f"{name.lower().replace('_', '-').replace('.', '-')}=={version}"
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -3,7 +3,7 @@
     tests/hosts/enter python3 tests/hosts/lab.py up        hosts, hosts.yml, secrets.yml, known_hosts
     tests/hosts/enter python3 tests/hosts/lab.py down      removes all of it
 
-The model and the wheels are made before (`make lab`), and mounted into the hosts as a share would be.
+The model and the wheels are made before (`make hosts-up`), and mounted into the hosts as a share would be.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def sums(folder: Path) -> str:
     """As `sha256sum *` prints them."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files:
-        raise hosts.HostsError(f"no model in {folder}: make lab")
+        raise hosts.HostsError(f"no model in {folder}: make hosts-up")
     return "".join(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n"
         for path in files

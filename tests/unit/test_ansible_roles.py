@@ -143,6 +143,12 @@ def test_the_gateway_passes_to_the_revision_alone():
     ]
 
 
+def test_the_firewall_opens_the_port_that_the_gateway_listens_on():
+    """Where an inventory names no port, the play of the hosts assumes the default of the role gateway."""
+    port = load(ROOT / "roles/gateway/defaults/main.yml")["gateway_port"]
+    assert f"gateway_port | default({port})" in (ROOT / "playbooks/hosts.yml").read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "inventories").glob("*/hosts.yml")), ids=name)
 def test_an_inventory_has_the_hosts_of_its_plan(path):
     """Each node pool of the plan is a group of as many hosts, each with its address in the cluster."""
