@@ -70,6 +70,26 @@ def test_a_role_names_its_own_variables_with_its_name(role):
     assert [key for key in sorted(found) if not key.startswith(f"{role.name}_")] == []
 
 
+SECRETS = {"ray_token", "serve_api_keys"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "playbooks").glob("*.yml")), ids=name)
+def test_a_playbook_gives_each_role_what_it_requires(path):
+    """What a role requires stands beside it in the playbook, but for secrets, which are the inventory's."""
+    for play in yaml.safe_load(path.read_text()):
+        for entry in play.get("roles", []):
+            if entry["role"] != "preflight":
+                wanted = options(ROOT / "roles" / entry["role"])
+                required = {key for key, option in wanted.items() if option.get("required")}
+                assert required - SECRETS <= entry.get("vars", {}).keys() <= wanted.keys()
+
+
+def test_secrets_are_marked_as_such():
+    """Ansible keeps the values of such options out of its messages."""
+    marked = {key for role in WITH_OWN_SPECS for key, option in options(role).items() if option.get("no_log")}
+    assert marked == SECRETS
+
+
 def test_preflight_validates_the_plan_as_the_package_defines_it():
     """`rayserve schema argument-specs` is what the role preflight checks a plan against."""
     assert (ROOT / "roles/preflight/meta/argument_specs.yml").read_text() == schema.render(
