@@ -5,7 +5,7 @@ SHELL := /bin/sh
 RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo check lint lint-ansible format unit contract engine test lock wheel wheelhouse \
+.PHONY: help setup browser demo check lint lint-ansible format unit contract engine test lock wheel wheelhouse \
     hosts-up hosts-down test-site bench bench-planner soak badinput clean
 
 help: ## list these chores
@@ -13,6 +13,9 @@ help: ## list these chores
 
 setup: ## make .venv from the locks (a second time: nothing to do)
 	@scripts/setup
+
+browser: setup ## a headless Chromium for the test of the plan's page (Debian, as root)
+	@$(PYTHON) scripts/setup_browser.py
 
 demo: setup ## serve a tiny model end to end on this machine, then stop everything
 	@$(RAYSERVE) demo
@@ -31,13 +34,13 @@ format: setup ## let ruff rewrite what it can
 unit: setup ## unit tests
 	@$(PYTHON) scripts/run_tests.py unit
 
-contract: setup ## tests against the installed Ray and vLLM, without an engine
+contract: setup browser ## tests against the installed Ray and vLLM, without an engine
 	@$(PYTHON) scripts/run_tests.py contract
 
 engine: setup ## tests that start a real engine, Ray and Serve
 	@$(PYTHON) scripts/run_tests.py engine
 
-test: setup ## everything that CI runs: lint, unit, contract, engine, the playbooks' lint
+test: setup browser ## everything that CI runs: lint, unit, contract, engine, the playbooks' lint
 	@scripts/setup_ansible
 	@$(PYTHON) scripts/run_tests.py lint unit contract engine ansible
 
@@ -75,13 +78,8 @@ soak: setup ## a thousand streams with disconnecting clients: does anything leak
 badinput: setup ## bad requests and bad specs: is each answered with the right error?
 	@$(PYTHON) -m benchmarks.badinput
 
-bench-planner: setup ## the planner against logged starts (CASES="a.json b.json" CONFIGS=models.json)
-	@test -n "$(CASES)" -a -n "$(CONFIGS)" || { \
-	    echo 'error: logged starts and model configs' >&2; \
-	    echo '  do:    make bench-planner CASES="cases.json" CONFIGS=model_configs.json' >&2; exit 2; }
-	@$(PYTHON) -m benchmarks.planner_latency
-	@$(PYTHON) -m benchmarks.planner_accuracy $(CASES) --configs $(CONFIGS) \
-	    --json build/bench/planner.json
+bench-planner: setup ## all of the planner's benchmarks, one table (CASES="a.json b.json" CONFIGS=models.json)
+	@$(PYTHON) -m benchmarks.planner_report $(CASES) $(if $(CONFIGS),--configs $(CONFIGS))
 
 clean: ## remove .venv and everything built
 	rm -rf .venv .venv-ansible build dist *.egg-info .hypothesis .import_linter_cache

@@ -87,7 +87,7 @@ def _fault(case: BadRequest, reply: Reply) -> str:
 
 
 def _spec(case: bad_specs.BadSpec) -> Outcome:
-    error = case.refusal()
+    error = case.refusal
     return Outcome(
         name=f"spec: {case.name}",
         where="cluster.yml",

@@ -17,12 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.planner_recipes import (
+    ARCHITECTURES,
+    PUBLISHED,
+    blocks,
+    named_format,
+    packed_format,
+    recipe,
+)
 from rayserve.errors import SpecError, Where
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.formats import Target
 from rayserve.planner.weights.tensors import Place, stage_weights
 
-GIB = 2**30
 Record = Mapping[str, Any]
 PLAIN = [
     "num_hidden_layers",
@@ -62,105 +70,6 @@ PLAIN = [
     "torch_dtype",
 ]
 """Keys that a record spells as config.json does."""
-ARCHITECTURES = (
-    (r"granite-vision", "LlavaNextForConditionalGeneration"),
-    (r"granite", "GraniteForCausalLM"),
-    (r"gemma-4", "Gemma4ForConditionalGeneration"),
-    (r"gemma-3-1b", "Gemma3ForCausalLM"),
-    (r"gemma-3", "Gemma3ForConditionalGeneration"),
-    (r"gemma-2-", "Gemma2ForCausalLM"),
-    (r"gemma", "GemmaForCausalLM"),
-    (r"kimi-vl", "KimiVLForConditionalGeneration"),
-    (r"kimi-k2|deepseek-(v3|r1)(?!.*distill)", "DeepseekV3ForCausalLM"),
-    (r"deepseek-v2|deepseek-coder-v2", "DeepseekV2ForCausalLM"),
-    (r"qwen3-next", "Qwen3NextForCausalLM"),
-    (r"qwen3\.[56].*-a\d+b", "Qwen3_5MoeForConditionalGeneration"),
-    (r"qwen3\.[56]", "Qwen3_5ForConditionalGeneration"),
-    (r"qwen3-vl.*-a\d+b", "Qwen3VLMoeForConditionalGeneration"),
-    (r"qwen3-vl", "Qwen3VLForConditionalGeneration"),
-    (r"qwen3.*-a\d+b", "Qwen3MoeForCausalLM"),
-    (r"qwen3", "Qwen3ForCausalLM"),
-    (r"qwen2\.5-vl", "Qwen2_5_VLForConditionalGeneration"),
-    (r"qwen2-vl", "Qwen2VLForConditionalGeneration"),
-    (r"qwen1\.5-moe|qwen2.*-a\d+b", "Qwen2MoeForCausalLM"),
-    (r"qwen|kimi-dev|qwq", "Qwen2ForCausalLM"),
-    (r"llama-4", "Llama4ForConditionalGeneration"),
-    (r"gpt-oss", "GptOssForCausalLM"),
-    (r"phi-2", "PhiForCausalLM"),
-    (r"phi-[34]", "Phi3ForCausalLM"),
-    (r"mistral-small-3\.[12]", "Mistral3ForConditionalGeneration"),
-    (r"mixtral", "MixtralForCausalLM"),
-    (r"mistral", "MistralForCausalLM"),
-    (r"seed-oss", "SeedOssForCausalLM"),
-    (r"glm-4\.[56]", "Glm4MoeForCausalLM"),
-    (r"glm-4", "Glm4ForCausalLM"),
-    (r"nemotron-h|nemotron-nano", "NemotronHForCausalLM"),
-    (r"llama", "LlamaForCausalLM"),
-)
-"""`architectures` of the published config.json, by the repository's name; the first match counts."""
-PUBLISHED: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    # What the published config.json of these repositories says and a record has no column for.
-    # Recalled, not read here; where a start was logged, the weights agree with it.
-    (r"gemma-3-(?!1b)", {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}),
-    (r"gemma-4", {"rope_parameters": {"full_attention": {"rope_type": "proportional"}}}),
-    (
-        r"kimi-vl",
-        {
-            "intermediate_size": 11264,
-            "max_position_embeddings": 131072,
-            "n_shared_experts": 2,
-            "topk_method": "noaux_tc",
-        },
-    ),
-    (r"kimi-k2|deepseek-(v3|r1)", {"topk_method": "noaux_tc"}),
-    (
-        r"granite-vision-3",
-        {"vision_feature_layer": [-24, -20, -12, -1], "vocab_size": 49156},
-    ),
-    (r"meta-llama-3-\d+b|^llama-3-\d+b", {"max_position_embeddings": 8192}),
-    (r"r1-distill-qwen", {"max_position_embeddings": 131072}),
-    (r"mistral-small-3\.[12]", {"spatial_merge_size": 2}),
-    (r"glm-4\.5", {"attention_bias": True}),
-    (r"qwen3\.[56]", {"mamba_ssm_dtype": "float32"}),
-    (r"glm-5", {"index_n_heads": 32, "topk_method": "noaux_tc"}),
-)
-RECIPES: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    # quantization_config of checkpoints whose record has that of the base model; recalled
-    (
-        r"kimi-k2-thinking",
-        {
-            "quant_method": "compressed-tensors",
-            "config_groups": {
-                "group_0": {
-                    "targets": ["Linear"],
-                    "weights": {
-                        "num_bits": 4,
-                        "type": "int",
-                        "strategy": "group",
-                        "group_size": 32,
-                    },
-                }
-            },
-            "ignore": [
-                "lm_head",
-                "re:.*self_attn.*",
-                "re:.*shared_experts.*",
-                "re:.*mlp\\.[gud].*",
-            ],
-        },
-    ),
-    (
-        # Inferred, not read: of four splits this one explains the checkpoint's logged 432.90 GiB
-        # (432.96 with the guessing layer in 16 bits; the others give 403 to 433.9). It was chosen
-        # after the logged weights were seen, so that case does not test the prediction.
-        r"glm-5.*nvfp4",
-        {
-            "quant_method": "modelopt",
-            "quant_algo": "NVFP4",
-            "exclude_modules": ["lm_head", "*self_attn*", "*shared_experts*"],
-        },
-    ),
-)
 FBGEMM_KEPT = ["q_proj", "k_proj", "v_proj", "o_proj"]
 CAPABILITIES = (
     (r"mi3\d\d", 0.0),
@@ -188,9 +97,18 @@ class Inputs:
 
 
 def find_record(case: Mapping[str, Any], records: Iterable[Record]) -> Record | None:
-    """The record that the case names."""
+    """The record that the case names, by its own name or by one of its aliases."""
     wanted = case.get("model_config_ref") or case.get("config_key") or case.get("model")
-    return next((record for record in records if record["model"] == wanted), None)
+    known = list(records)
+    found = next((record for record in known if record["model"] == wanted), None)
+    if found is not None or not wanted:
+        return found
+    name = str(wanted).lower()
+    return next((record for record in known if name in _aliases(record)), None)
+
+
+def _aliases(record: Record) -> set[str]:
+    return {str(name).lower() for name in (record["model"], *(record.get("aliases") or ()))}
 
 
 def case_inputs(case: Mapping[str, Any], record: Record) -> Inputs:
@@ -261,40 +179,38 @@ def _quantization(
     case: Mapping[str, Any], record: Record, name: str, config: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
     """`quantization_config` of the checkpoint and the engine's flag."""
-    stated = str(case.get("quantization") or _named(case, record, name)).lower()
     own = record.get("quantization_config")
     method = str(own.get("quant_method")) if own else ""
-    if not stated and (method not in {"fp8", "mxfp4"} or case.get("model") != record["model"]):
+    stated = str(case.get("quantization") or named_format(name)).lower()
+    if not stated and not _native(case, record, name, method):
         return None, ""
-    published = next((facts for pattern, facts in RECIPES if re.search(pattern, name)), None)
+    if own and "modelopt" in stated and str(own.get("quant_algo")) in {"NVFP4", "MIXED_PRECISION"}:
+        stated = f"{stated} nvfp4"
+    published = recipe(name, stated, config)
     if published is not None:
-        return dict(published), ""
-    ignore = ["lm_head", "re:vision_tower.*", "re:vision_model.*", "re:multi_modal_projector.*"]
+        return published, ""
     if "fbgemm" in stated:
         return {"quant_method": "fbgemm_fp8", "modules_to_not_convert": _fbgemm(config)}, ""
-    if "quark" in stated:
-        return {"quant_method": "quark", "exclude": ["lm_head"]}, ""
     if "compressed-tensors" in stated:
-        return _compressed(f"{stated} {name}", ignore), ""
-    if "gptq" in stated or "auto-round" in stated:
-        return {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}, ""
-    if "awq" in stated:
-        return {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, ""
-    if "nvfp4" in stated:
-        return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, ""
+        return _compressed(f"{stated} {name}"), ""
+    packed = packed_format(stated)
+    if packed is not None:
+        return packed, ""
     if own and method in {"fp8", "mxfp4"}:
         return dict(own), ""
     if stated == "fp8" and "fp8" not in name:
         return None, "fp8"
-    return {"quant_method": stated}, ""
+    return {"quant_method": stated, **blocks(name, stated)}, ""
 
 
-def _named(case: Mapping[str, Any], record: Record, name: str) -> str:
-    """The format that a checkpoint's name tells, where the log does not and it is not the base."""
-    if case.get("model") == record["model"]:
-        return ""
-    words = re.search(r"awq|gptq|w4a16|autoround|nvfp4|int4", name)
-    return "" if words is None else {"autoround": "gptq", "int4": "gptq"}.get(words[0], words[0])
+def _native(case: Mapping[str, Any], record: Record, name: str, method: str) -> bool:
+    """Whether the model itself, not a checkpoint made from it, was published in a format of 8 or 4
+    bits. A record may hold the sizes of a checkpoint in FP8 under the name of the plain model.
+    """
+    if method not in {"fp8", "mxfp4"}:
+        return False
+    made = "-fp8" in str(record.get("source")).lower() and "fp8" not in name
+    return case.get("model") == record["model"] or not (made or "bf16" in name)
 
 
 def _fbgemm(config: Mapping[str, Any]) -> list[str]:
@@ -306,8 +222,9 @@ def _fbgemm(config: Mapping[str, Any]) -> list[str]:
     return [*kept, "model.layers.0.mlp", f"model.layers.{layers - 1}.mlp"]
 
 
-def _compressed(described: str, ignore: list[str]) -> dict[str, Any]:
+def _compressed(described: str) -> dict[str, Any]:
     """The recipes of the published checkpoints: FP8-dynamic, W8A8, W4A16 and NVFP4."""
+    ignore = ["lm_head", "re:vision_tower.*", "re:vision_model.*", "re:multi_modal_projector.*"]
     inputs: dict[str, Any] | None = {"num_bits": 8, "dynamic": True}
     weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "channel"}
     if "w4a16" in described:

@@ -1,8 +1,9 @@
 """Do published latencies of vLLM lie in the ranges that the planner gives?
 
-    python -m benchmarks.planner_latency
+    python -m benchmarks.planner_latency [--json OUT.json]
 
-One row a published figure: measured, the bound, the expected range, whether it is inside, the error
+The model comes from the shapes of its config.json, by the code that `rayserve plan` runs. One row a
+published figure: measured, the bound, the expected range, whether it is inside, the error
 of the range's middle. No constant is fitted to a row; where a row was looked at when a constant was
 chosen, the row says so and is left out of the summary "not looked at". A range that is always right
 because it is wide is worth nothing, so its width is printed too. Exit code 1: a bar is missed.
@@ -19,16 +20,20 @@ rows therefore say what was probably cached; this is a reading, not a published 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from rayserve.planner.catalogue import gpus
+from benchmarks.planner_bars import Bar, write_part
+from rayserve.errors import Where
+from rayserve.planner.catalogue import Gpu, gpus
 from rayserve.planner.speed.latency import (
     V0_HOST,
     V1_SYNC_HOST,
-    Attention,
     Estimate,
     Host,
     Setting,
@@ -36,65 +41,73 @@ from rayserve.planner.speed.latency import (
     tpot,
     ttft,
 )
-from rayserve.planner.speed.rooflines import Span, WeightFormat, Weights
+from rayserve.planner.speed.rooflines import Span
+from rayserve.planner.speed.traffic import traffic
+from rayserve.planner.weights.architecture import read_architecture
 
-DENSE_SMALL, DENSE_OPERATORS = 6, 10
-"""A dense layer: two norms, rotary, cache write, activation, merge of attention's parts; with the
-four matrix products and attention for the host's part."""
-EXPERT_SMALL, EXPERT_OPERATORS = 11, 16
-"""A layer of experts: routing, top-k, sorting and the weighted sum besides."""
-BF16 = WeightFormat.BF16
-BYTES = dict.fromkeys(WeightFormat, 1.0) | {WeightFormat.W4A16: 0.52, BF16: 2.0}
-"""Bytes a weight: 4 bits with a bf16 scale and zero for each group of 128."""
 INSIDE_BAR = 0.60
 ERROR_BAR = 0.20
 """Bars of the rows that no constant was chosen by: share inside, median error of the middle."""
 
-
-@dataclass(frozen=True)
-class Model:
-    """Shapes of a decoder whose layers are alike."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocab: int
-    head_dim: int = 128
-    format: WeightFormat = BF16
-    attention_format: WeightFormat | None = None
-    experts: int = 0
-    experts_per_token: int = 0
-    shared_width: int = 0
-    dense_layers: int = 0
-    dense_width: int = 0
-    latent: tuple[int, int, int, int, int] | None = None
-    """MLA: ranks of queries and keys, sizes of a head without position, with it, of a value."""
+Config = Mapping[str, Any]
+"""What a config.json says, as far as it decides what a forward pass moves."""
 
 
-LLAMA_405B = Model(126, 16384, 128, 8, 53248, 128256)
-LLAMA_405B_FP8 = Model(
-    126, 16384, 128, 8, 53248, 128256, format=WeightFormat.FP8, attention_format=BF16
-)
-LLAMA_70B = Model(80, 8192, 64, 8, 28672, 128256)
-LLAMA_8B = Model(32, 4096, 32, 8, 14336, 128256)
-QWEN_72B = Model(80, 8192, 64, 8, 29568, 152064)
-QWEN_32B = Model(64, 5120, 40, 8, 27648, 152064)
-QWEN3_06B = Model(28, 1024, 16, 8, 3072, 151936)
-QWEN3_17B = Model(28, 2048, 16, 8, 6144, 151936)
-QWEN3_4B_FP8 = Model(36, 2560, 32, 8, 9728, 151936, format=WeightFormat.FP8)
-QWEN3_8B = Model(36, 4096, 32, 8, 12288, 151936)
-GEMMA3_4B = Model(34, 2560, 8, 4, 10240, 262208, head_dim=256)  # windows matter little here
-GPT_OSS_120B = Model(
-    36, 2880, 64, 8, 2880, 201088, head_dim=64, format=WeightFormat.W4A16, attention_format=BF16,
-    experts=128, experts_per_token=4,
+def decoder(name: str, sizes: tuple[int, int, int, int, int, int], **more: Any) -> Config:
+    """(layers, hidden, heads, KV heads, MLP width, vocabulary) of a grouped-query decoder."""
+    layers, hidden, heads, kv_heads, width, vocab = sizes
+    return {
+        "architectures": [f"{name}ForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128,
+        "intermediate_size": width,
+        "vocab_size": vocab,
+        "max_position_embeddings": 131072,
+        **more,
+    }
+
+
+LLAMA_405B = decoder("Llama", (126, 16384, 128, 8, 53248, 128256))
+LLAMA_405B_FP8 = {
+    **LLAMA_405B,
+    "quantization_config": {
+        "quant_method": "fbgemm_fp8",
+        "modules_to_not_convert": [f"model.layers.{layer}.self_attn" for layer in range(126)],
+    },
+}
+LLAMA_70B = decoder("Llama", (80, 8192, 64, 8, 28672, 128256))
+LLAMA_8B = decoder("Llama", (32, 4096, 32, 8, 14336, 128256))
+QWEN_72B = decoder("Qwen2", (80, 8192, 64, 8, 29568, 152064))
+QWEN_32B = decoder("Qwen2", (64, 5120, 40, 8, 27648, 152064))
+QWEN3_06B = decoder("Qwen3", (28, 1024, 16, 8, 3072, 151936), tie_word_embeddings=True)
+QWEN3_17B = decoder("Qwen3", (28, 2048, 16, 8, 6144, 151936), tie_word_embeddings=True)
+QWEN3_4B_FP8 = decoder(
+    "Qwen3", (36, 2560, 32, 8, 9728, 151936), tie_word_embeddings=True,
+    quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]},
 )  # fmt: skip
-YI_34B = Model(60, 7168, 56, 8, 20480, 64000)
-QWEN3_30B = Model(48, 2048, 32, 4, 768, 151936, experts=128, experts_per_token=8)
-R1_AWQ = Model(
-    61, 7168, 128, 128, 2048, 129280, format=WeightFormat.W4A16, experts=256, experts_per_token=8,
-    shared_width=2048, dense_layers=3, dense_width=18432, latent=(1536, 512, 128, 64, 128),
+QWEN3_8B = decoder("Qwen3", (36, 4096, 32, 8, 12288, 151936))
+GEMMA3_4B = decoder(
+    "Gemma3", (34, 2560, 8, 4, 10240, 262208), head_dim=256, sliding_window=1024
+)  # fmt: skip
+GPT_OSS_120B = decoder(
+    "GptOss", (36, 2880, 64, 8, 2880, 201088), head_dim=64, sliding_window=128,
+    num_local_experts=128, num_experts_per_tok=4, quantization_config={"quant_method": "mxfp4"},
+)  # fmt: skip
+YI_34B = decoder("Llama", (60, 7168, 56, 8, 20480, 64000))
+QWEN3_30B = decoder(
+    "Qwen3Moe", (48, 2048, 32, 4, 6144, 151936), num_experts=128, num_experts_per_tok=8,
+    moe_intermediate_size=768,
+)  # fmt: skip
+R1_AWQ = decoder(
+    "DeepseekV3", (61, 7168, 128, 128, 18432, 129280), q_lora_rank=1536, kv_lora_rank=512,
+    qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256,
+    num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1, n_group=8,
+    first_k_dense_replace=3,
+    quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
 )  # fmt: skip
 
 
@@ -104,7 +117,7 @@ class Run:
 
     name: str
     source: str
-    model: Model
+    model: Config
     setting: Setting
     tpots: tuple[tuple[int, int, float], ...] = ()
     """(batch, context, measured ms)."""
@@ -191,46 +204,25 @@ RUNS = (
 )  # fmt: skip
 
 
-def traffic(model: Model, tensor: int) -> Traffic:
-    """What a forward pass of the model moves on one of `tensor` ranks."""
-    expert_layers = model.layers - model.dense_layers if model.experts else 0
-    attention, layers = _attention(model, tensor)
-    width = model.intermediate if not model.experts else model.dense_width
-    dense = 3 * model.hidden * width / tensor * (model.layers - expert_layers)
-    shared = 3 * model.hidden * model.shared_width / tensor * expert_layers
-    routed = 3 * model.hidden * model.intermediate * model.experts / tensor * expert_layers
-    router = model.hidden * model.experts * expert_layers
-    weights = [
-        _weights("attention", model.attention_format or model.format, attention),
-        _weights("mlp", model.format, dense + shared),
-        _weights("router", BF16, router),
-        _weights("head", BF16, model.vocab * model.hidden / tensor, sampled_only=True),
-        _weights("experts", model.format, routed, model.experts, model.experts_per_token),
-    ]
-    active = model.intermediate * model.experts_per_token + model.shared_width
-    widths = width * (model.layers - expert_layers) + active * expert_layers
-    dense_layers = model.layers - expert_layers
-    return Traffic(
-        weights=tuple(item for item in weights if item.parameters),
-        attention=(layers,),
-        hidden=model.hidden,
-        all_reduces=2 * model.layers + 1 if tensor > 1 else 0,
-        small_kernels=DENSE_SMALL * dense_layers + EXPERT_SMALL * expert_layers,
-        operators=DENSE_OPERATORS * dense_layers + EXPERT_OPERATORS * expert_layers,
-        # norms and residuals read and write 10 hidden vectors a layer, the activation 6 widths
-        activation_bytes_per_token=2 * (10 * model.hidden * model.layers + 6 * widths / tensor),
-    )
+def moves(config: Config, gpu: Gpu, tensor: int) -> Traffic:
+    """What a forward pass of the model moves on one of `tensor` ranks of this GPU."""
+    return traffic(read_architecture(config, Where("config.json")), gpu, tensor=tensor)
 
 
-def main() -> int:
-    """Print the table and the summaries; returns the exit code."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the table and the summaries, write them; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    out = parser.parse_args(list(arguments)).json
     rows: list[tuple[Run, Span, float]] = []
+    report: list[dict[str, Any]] = []
     print(f"{'':40} {'':>24} {'measured':>8} {'bound':>7} {'expected ms':>15}  in  middle  largest")
     for run in RUNS:
         for what, measured, estimate in _figures(run):
             total = estimate.total
             verdict = "yes" if total.holds(measured) else "NO "
             rows.append((run, total, measured))
+            report.append(_row(run, what, measured, total))
             print(
                 f"{run.name:40} {what:>24} {measured:8.1f} {total.bound:7.1f} "
                 f"{total.low:7.1f}-{total.high:7.1f}  {verdict} "
@@ -244,7 +236,33 @@ def main() -> int:
     _summary("all", [row[1:] for row in rows])
     below = sum(measured < span.bound for _, span, measured in rows)
     print(f"measured below the bound: {below}")
-    return int(inside < INSIDE_BAR or error > ERROR_BAR or below > 0)
+    bars = _bars(inside, error, len(unseen), below, len(rows))
+    if out:
+        write_part(out, report, bars)
+    return int(not all(bar.passed for bar in bars))
+
+
+def _row(run: Run, what: str, measured_ms: float, span: Span) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "source": run.source,
+        "what": what,
+        "looked_at": run.looked_at,
+        "measured_ms": measured_ms,
+        "bound_ms": span.bound,
+        "low_ms": span.low,
+        "high_ms": span.high,
+        "inside": span.holds(measured_ms),
+    }
+
+
+def _bars(inside: float, error: float, unseen: int, below: int, rows: int) -> list[Bar]:
+    share, middle = "latency, share inside, rows not looked at", "latency, median error of these"
+    return [
+        Bar(share, f"{inside:.0%}", f"≥ {INSIDE_BAR:.0%}", inside >= INSIDE_BAR, unseen),
+        Bar(middle, f"{error:.0%}", f"≤ {ERROR_BAR:.0%}", error <= ERROR_BAR, unseen),
+        Bar("latency, measured below the bound", str(below), "0", below == 0, rows),
+    ]
 
 
 def _summary(title: str, rows: list[tuple[Span, float]]) -> tuple[float, float]:
@@ -260,7 +278,7 @@ def _summary(title: str, rows: list[tuple[Span, float]]) -> tuple[float, float]:
 
 
 def _figures(run: Run) -> Iterator[tuple[str, float, Estimate]]:
-    moved = traffic(run.model, run.setting.tensor)
+    moved = moves(run.model, run.setting.gpu, run.setting.tensor)
     for batch, context, measured in run.tpots:
         yield f"TPOT b{batch} c{context}", measured, tpot(moved, run.setting, batch, context)
     for prompt, cached, measured in run.ttfts:
@@ -268,49 +286,5 @@ def _figures(run: Run) -> Iterator[tuple[str, float, Estimate]]:
         yield what, measured, ttft(moved, run.setting, prompt, cached_tokens=cached)
 
 
-def _weights(
-    name: str,
-    kind: WeightFormat,
-    parameters: float,
-    experts: int = 0,
-    experts_per_token: int = 0,
-    *,
-    sampled_only: bool = False,
-) -> Weights:
-    return Weights(
-        name=name,
-        format=kind,
-        size_bytes=parameters * BYTES[kind],
-        parameters=parameters,
-        experts=experts,
-        experts_per_token=experts_per_token,
-        sampled_only=sampled_only,
-    )
-
-
-def _attention(model: Model, tensor: int) -> tuple[float, Attention]:
-    """(weights of all layers' attention on a rank, what they read and multiply)."""
-    heads, hidden = model.heads / tensor, model.hidden
-    if model.latent is None:
-        kv_heads = max(1.0, model.kv_heads / tensor)
-        weights = hidden * model.head_dim * (2 * heads + 2 * kv_heads)
-        key_dim = value_dim = model.head_dim
-        cached = 2 * kv_heads * model.head_dim
-    else:
-        query_rank, latent, plain, rotary, value_dim = model.latent
-        key_dim, cached = plain + rotary, float(latent + rotary)
-        down = hidden * (query_rank + latent + rotary)  # whole on every rank
-        up = heads * (query_rank * key_dim + latent * (plain + value_dim))
-        weights = down + up + heads * value_dim * hidden
-    layers = Attention(
-        layers=model.layers,
-        query_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        kv_bytes_per_token=2 * cached,
-    )
-    return weights * model.layers, layers
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,27 +9,37 @@ from typing import Any
 
 from benchmarks.planner_cases import Record, architecture_of, case_inputs, out_of_scope
 from rayserve.errors import RayserveError
+from rayserve.planner.catalogue import gpus
 from rayserve.planner.kv.cache import CacheCapacity, cache_capacity, cache_layout
 from rayserve.planner.kv.caches import layer_caches
 from rayserve.planner.memory.estimate import Estimate, Setup, cache_settings, estimate
-from rayserve.planner.memory.ranges import GIB
 from rayserve.planner.memory.versions import Batch, Runner, default_batch, version_facts
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.modules import MLA
 from rayserve.planner.weights.tensors import stage_weights
 
+NAMES = (
+    (r"a100.*40|40.*a100", "A100-40GB-SXM"),
+    (r"a100|a800", "A100-80GB-SXM"),
+    (r"h200", "H200-141GB-SXM"),
+    (r"h100", "H100-80GB-SXM"),
+    (r"b200", "B200-180GB-SXM"),
+    (r"l40s", "L40S-48GB"),
+    (r"5090", "RTX-5090-32GB"),
+    (r"3090", "RTX-3090-24GB"),
+    (r"a6000", "RTX-A6000-48GB"),
+    (r"4090", "RTX-4090-24GB"),
+    (r"\bl4\b", "L4-24GB"),
+    (r"\ba10\b", "A10-24GB"),
+    (r"mi300x", "MI300X-192GB"),
+)
+"""GPUs of the catalogue by what a log calls them; the first match counts."""
+GH200_GIB = 95.0
+"""As its logs print; not a GPU of the catalogue."""
 TOTALS = (
-    (r"a100.*40|40.*a100", 39.56),
-    (r"a100|a800", 79.25),
-    (r"gh200", 95.0),
-    (r"h200", 139.81),
-    (r"h100", 79.19),
-    (r"5090", 31.37),
-    (r"3090", 23.58),
-    (r"a6000", 47.4),
-    (r"4090", 23.65),
-    (r"\bl4\b", 22.17),
-    (r"mi300x", 191.98),
+    (r"gh200", GH200_GIB),
+    *((pattern, gpus()[name].memory_gib) for pattern, name in NAMES),
 )
 """Total memory in GiB where a log does not print it, by the GPU's name."""
 FREE = re.compile(r"Free memory on device \S+ \(([\d.]+)/")
@@ -202,6 +212,16 @@ def _setup(
         block_size=int(case.get("block_size") or 16),
         free_bytes=int(float(free[1]) * GIB) if free else None,
     ), ""
+
+
+def case_setup(case: Mapping[str, Any], record: Record) -> tuple[Architecture, Setup] | str:
+    """Architecture and settings of a start, as they were known before it; else why they are not."""
+    try:
+        architecture = architecture_of(case_inputs(case, record), str(case["id"]))
+    except RayserveError as error:
+        return f"{error.needed}; found {error.found}"
+    setup, reason = _setup(case, record, architecture)
+    return reason if setup is None else (architecture, setup)
 
 
 def _cache(row: CaseRow, architecture: Architecture, setup: Setup) -> CaseRow:

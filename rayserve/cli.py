@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import sys
-from typing import Any, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
 from rayserve import __version__
-from rayserve.errors import RayserveError, UsageError
+from rayserve.errors import InputError, RayserveError, UsageError
+
+FORMAT: Final = 1
+"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
+or goes.
+"""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rayserve.inventory import Files
+    from rayserve.plan import Plan
+    from rayserve.planner.views.terminal import Style
 
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
@@ -68,7 +81,7 @@ def _unexpected(error: Exception) -> RayserveError:
 
 def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
     if as_json:
-        click.echo(json.dumps(error.as_dict(), ensure_ascii=False))
+        click.echo(json.dumps({"format": FORMAT, **error.as_dict()}, ensure_ascii=False))
     else:
         click.echo(f"error: {error.message()}", err=True)
     raise SystemExit(error.exit_code)
@@ -89,40 +102,118 @@ def main() -> None:
 @click.option("--out", metavar="DIR", help="Write plan.yml and serve.yml into this folder.")
 @click.option("--check", "only_check", is_flag=True, help="Exit 2 with a diff if they are stale.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and what would change; write nothing.")
+@click.option(
+    "--starts",
+    metavar="FILE",
+    multiple=True,
+    help="A host's starts.jsonl: keep its comparable starts beside SPEC and calibrate by them.",
+)
+@click.option("--candidates", is_flag=True, help="Rank model.candidates; write nothing.")
+@click.option("--html", metavar="FILE", help="Also write the plan as a page for a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(spec: str, out: str | None, *, only_check: bool, dry_run: bool, as_json: bool) -> None:
+def plan(
+    spec: str,
+    out: str | None,
+    *,
+    only_check: bool,
+    dry_run: bool,
+    starts: tuple[str, ...],
+    candidates: bool,
+    html: str | None,
+    as_json: bool,
+) -> None:
     """Prove that SPEC fits, and write plan.yml and serve.yml, also with --json.
 
     SPEC is a cluster.yml or the folder of an inventory, such as inventories/demo.
     """
-    from rayserve import inventory
+    from rayserve import inventory, planning
     from rayserve.errors import PlanError
-    from rayserve.planner.render import changes, table
+    from rayserve.planner.render import changes
+    from rayserve.planner.views.terminal import table
 
     files = inventory.locate(spec, out)
-    planned = inventory.make_plan(files)
+    if candidates:
+        others = {"--check": only_check, "--html": html, "--starts": starts, "--out": out}
+        _rank_candidates(files, [name for name, given in others.items() if given], as_json=as_json)
+        return
+    planned = planning.make_plan(files, starts)
+    page = _page(files, planned.plan, html) if html is not None else {}
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
     ]
     stale = [str(path) for path, diff in zip(planned.texts, diffs, strict=True) if diff]
-    known = [diff for path, diff in zip(planned.texts, diffs, strict=True) if path.is_file()]
+    known = [
+        diff
+        for path, diff in zip(planned.texts, diffs, strict=True)
+        if path.is_file() and path != files.starts  # lines for programs: `told` says it
+    ]
+    texts = (planned.texts if stale else {}) | page
     # Written first, printed after: a reader that goes away does not cost the files.
-    if stale and not dry_run and not only_check:
-        inventory.write_all(planned.texts)
+    if texts and not dry_run and not only_check:
+        inventory.write_all(texts)
     if not as_json:
-        click.echo("\n".join([table(planned.plan), *filter(None, known)]))
+        said = [table(planned.plan, _style()), *planned.told, *filter(None, known)]
+        click.echo("\n".join(said))
     if only_check and stale:
         raise PlanError(
             "plan and Serve config as the spec gives them",
             found=f"{', '.join(stale)} differs",
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
+    changed = [*stale, *map(str, page)]
     if as_json:
-        report = {"plan": planned.plan.as_dict(), "changed": stale}
+        report = {
+            "format": FORMAT,
+            "plan": planned.plan.as_dict(),
+            "changed": changed,
+            "starts": planned.told,
+        }
         click.echo(json.dumps(report, ensure_ascii=False))
     elif not only_check:
         verb = "would write" if dry_run else "wrote"
-        click.echo(f"{verb} {', '.join(stale)}" if stale else "unchanged")
+        click.echo(f"{verb} {', '.join(changed)}" if changed else "unchanged")
+
+
+def _page(files: Files, plan: Plan, html: str) -> dict[Path, str]:
+    """The page of a plan, where it differs from what is there."""
+    from rayserve import inventory, page
+
+    path = page.path_of(html, files)
+    text = page.text_of(files, plan)
+    return {path: text} if inventory.current(path) != text else {}
+
+
+def _style() -> Style:
+    """What the terminal behind stdout can show."""
+    from rayserve.planner.views.terminal import style_of
+
+    return style_of(
+        terminal=sys.stdout.isatty(),
+        environment=os.environ,
+        encoding=sys.stdout.encoding or "ascii",
+        width=shutil.get_terminal_size((0, 0)).columns,
+    )
+
+
+def _rank_candidates(files: Files, others: list[str], *, as_json: bool) -> None:
+    """Print how the checkpoints of a spec compare; exit code 3 where none can be served."""
+    from rayserve import planning
+    from rayserve.errors import DoesNotFitError
+    from rayserve.planner.candidates import comparison_text
+
+    if others:
+        raise UsageError(
+            "--candidates without options about files, since it reads the spec alone and writes none",
+            found=", ".join(others),
+            do="leave them out (the page of a plan compares its candidates too)",
+        )
+    comparison = planning.compare_candidates(files)
+    if as_json:
+        click.echo(json.dumps({"format": FORMAT} | comparison.as_dict(), ensure_ascii=False))
+    else:
+        click.echo(comparison_text(comparison))
+    if not any(row.rank for row in comparison.rows):
+        raise SystemExit(DoesNotFitError.exit_code)
 
 
 @main.command()
@@ -146,22 +237,32 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 @click.option("--gpu", default="", help="GPU model of the catalogue, such as A100-80GB-SXM.")
 @click.option("--hosts", type=click.IntRange(min=1), help="Else as few as hold the ranks.")
 @click.option("--gpus-per-host", type=click.IntRange(min=1), default=None)
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/convert.md).")
+@click.option(
+    "--config", "config_file", metavar="FILE", help="config.json of the model, to check its shape."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/json.md).")
 def convert(
     command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int | None,
-    gpus_per_host: int | None, as_json: bool,
+    gpus_per_host: int | None, config_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Turn a `vllm serve` command line, in FILE or on standard input, into a cluster.yml.
 
     What the command gets wrong stands above it as comments. Nothing of it is run.
     """
     from rayserve.planner.convert import convert_command
+    from rayserve.planning import read_model_config
 
-    text = command_file.read(MOST_COMMAND_CHARACTERS)
+    try:
+        text = command_file.read(MOST_COMMAND_CHARACTERS)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "a command line in UTF-8", found=error.reason, do="save it as plain UTF-8"
+        ) from None
+    config = read_model_config(config_file) if config_file else None
     click.echo(
         convert_command(
             text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts or 0,
-            gpus_per_host=gpus_per_host or 0,
+            gpus_per_host=gpus_per_host or 0, config=config,
         )
     )  # fmt: skip
 

@@ -117,6 +117,8 @@ class DoesNotFitError(RayserveError):
     """The spec is well formed, but the hardware cannot hold it."""
 
     exit_code = 3
+    weights_bytes: int = 0
+    """Weights on the fullest GPU, where memory is what does not suffice."""
 
 
 class HostError(RayserveError):

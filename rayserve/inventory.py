@@ -3,14 +3,13 @@
 inventories/<env>/hosts.yml                     Ansible's inventory: pass this file, not the folder
 inventories/<env>/group_vars/all/cluster.yml    the spec
 inventories/<env>/group_vars/all/plan.yml       the plan, beside it
+inventories/<env>/group_vars/all/starts.jsonl   real starts, collected from the hosts
 inventories/<env>/serve.yml                     the Serve config, where Ansible reads no variables
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import shutil
 import stat
@@ -21,15 +20,12 @@ from typing import Any
 import yaml
 
 from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
+from rayserve.files import read_bytes
 from rayserve.plan import Plan, parse_plan
-from rayserve.planner import build_plan
-from rayserve.planner.content import host_files, model_config_path
-from rayserve.planner.render import plan_text, serve_text
-from rayserve.serve_config import serve_config
-from rayserve.spec import ClusterSpec, absolute_paths, parse_spec
+from rayserve.starts import LEDGER
 
 GROUP_VARS = Path("group_vars", "all")
-# A plan has some tens of KiB, a config.json less.
+# A plan has some tens of KiB.
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 64
 # A safe loader either way; in C where PyYAML has it.
@@ -44,13 +40,10 @@ class Files:
     plan: Path
     serve: Path
 
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan and the texts of its two files."""
-
-    plan: Plan
-    texts: dict[Path, str]
+    @property
+    def starts(self) -> Path:
+        """Real starts, beside the spec."""
+        return self.spec.with_name(LEDGER)
 
 
 def locate(spec: str, out: str | None) -> Files:
@@ -86,34 +79,6 @@ def locate(spec: str, out: str | None) -> Files:
     )
 
 
-def make_plan(files: Files) -> Planned:
-    """Read the spec and what it names, and plan.
-
-    Raises:
-        SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
-    """
-    raw = _read(files.spec)
-    spec = parse_spec(_text(raw, files.spec), str(files.spec))
-    folder = files.spec.resolve().parent
-    spec = absolute_paths(spec, str(folder))
-    draft = spec.speculative.config if spec.speculative is not None else ""
-    plan = build_plan(
-        spec,
-        _config(folder / spec.model.config),
-        hashlib.sha256(raw).hexdigest(),
-        draft_config=_config(folder / draft) if draft else None,
-        digests=_digests(spec, folder, files.plan),
-    )
-    source = files.spec.name
-    return Planned(
-        plan,
-        {
-            files.plan: plan_text(plan, source),
-            files.serve: serve_text(serve_config(plan), source),
-        },
-    )
-
-
 def read_plan(path: str) -> Plan:
     """The plan in a plan.yml.
 
@@ -129,7 +94,7 @@ def read_yaml(path: str) -> object:
     Raises:
         SpecError, PlanError: it cannot be read, or is not what `rayserve plan` writes.
     """
-    text = _text(_read(Path(path)), Path(path))
+    text = decoded(read_bytes(Path(path), MAX_BYTES), Path(path))
     try:
         problem = _unlike_ours(text)
         data: object = None if problem else yaml.load(text, Loader=_Loader)  # noqa: S506
@@ -165,11 +130,13 @@ def current(path: Path) -> str:
         HostError: it is there but cannot be read.
     """
     try:
-        return path.read_bytes().decode("utf-8", "backslashreplace") if path.is_file() else ""
-    except OSError as error:
+        there = path.is_file()
+        return read_bytes(path, MAX_BYTES).decode("utf-8", "backslashreplace") if there else ""
+    except (OSError, SpecError) as error:
+        problem = error.strerror if isinstance(error, OSError) else error.found
         raise HostError(
             "to read what is to be replaced",
-            found=f"{str(path)[:200]}: {error.strerror or type(error).__name__}",
+            found=f"{str(path)[:200]}: {problem or type(error).__name__}",
             do="correct its owner and mode, or write elsewhere with --out",
         ) from None
 
@@ -182,6 +149,8 @@ def write_all(texts: dict[Path, str]) -> None:
     """
     # A link stays a link: what it points to is replaced.
     texts = {Path(os.path.realpath(path)): text for path, text in texts.items()}
+    for path in texts:
+        _check_place(path)
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     done: list[Path] = []
     try:
@@ -196,9 +165,9 @@ def write_all(texts: dict[Path, str]) -> None:
             done.append(path)
     except OSError as error:
         raise HostError(
-            "to write the plan and the Serve config",
+            "to write its files",
             found=str(error)[:300],
-            do="make the folder writable, or write elsewhere with --out",
+            do="make the folder writable, or write elsewhere (--out, --html, --textfile)",
         ) from None
     finally:
         for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between
@@ -210,6 +179,20 @@ def write_all(texts: dict[Path, str]) -> None:
                 draft.unlink(missing_ok=True)
 
 
+def _check_place(path: Path) -> None:
+    """Refuse to put a file in the place of a device, a pipe or a folder."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return  # nothing there; what else is wrong, the writing says
+    if not stat.S_ISREG(mode):
+        raise HostError(
+            "a regular file to write, or none yet",
+            found=f"{str(path)[:200]} is something else",
+            do="name another file or folder",
+        )
+
+
 def _write(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)
@@ -217,27 +200,12 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _read(path: Path) -> bytes:
-    """The bytes of a regular file of at most MAX_BYTES."""
-    do = "check its owner and mode"
-    try:
-        # Without waiting: a pipe that nobody writes to would hold us up.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            data = file.read(MAX_BYTES + 1) if regular else b""
-        problem = "" if regular else "no regular file"
-    except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    else:
-        if len(data) > MAX_BYTES:
-            problem, do = f"more than {MAX_BYTES // 2**20} MiB", "name the right file"
-    if problem:
-        where = Where(str(path)[:200])
-        raise SpecError("a file that can be read", found=problem, do=do, where=where)
-    return data
+def decoded(raw: bytes, path: Path) -> str:
+    """The text of a file.
 
-
-def _text(raw: bytes, path: Path) -> str:
+    Raises:
+        SpecError: it is not UTF-8.
+    """
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -247,64 +215,3 @@ def _text(raw: bytes, path: Path) -> str:
             do="save the file as UTF-8",
             where=Where(str(path), raw.count(b"\n", 0, error.start) + 1),
         ) from None
-
-
-def _digests(spec: ClusterSpec, folder: Path, plan: Path) -> dict[str, str]:
-    """SHA-256 of the small files that define a replica.
-
-    Files of the hosts are read where the plan is made on a host. Elsewhere the digest that plan.yml
-    has of them stays, so that a plan is the same wherever it is made again.
-    """
-    found = _recorded(plan)
-    places = {path: Path(path) for path in host_files(spec)}
-    places[model_config_path(spec)] = folder / spec.model.config
-    for name, place in places.items():
-        with contextlib.suppress(OSError):  # not here, or not for us to read
-            if place.is_file():
-                found[name] = hashlib.sha256(place.read_bytes()).hexdigest()
-    return found
-
-
-def _recorded(plan: Path) -> dict[str, str]:
-    try:
-        known = read_plan(str(plan)).replica.content if plan.is_file() else []
-    except (PlanError, SpecError, OSError):
-        return {}  # it is about to be written anew
-    return {item.name: str(item.value) for item in known}
-
-
-def _config(path: Path) -> dict[str, Any] | None:
-    try:
-        if not path.is_file():
-            return None
-    except OSError as error:
-        raise SpecError(
-            "a model's config.json that can be read",
-            found=error.strerror or str(error),
-            do="correct model.config, or the owner and mode of its folder",
-            where=Where(str(path)[:200]),
-        ) from None
-    try:
-        data = json.loads(_text(_read(path), path))
-    except json.JSONDecodeError as error:
-        raise SpecError(
-            "JSON in a model's config.json",
-            found=error.msg,
-            do="copy config.json from the checkpoint, unchanged",
-            where=Where(str(path), error.lineno),
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise SpecError(
-            "numbers and nesting as in a model's config.json",
-            found=str(error)[:200],
-            do="copy config.json from the checkpoint, unchanged",
-            where=Where(str(path)),
-        ) from None
-    if not isinstance(data, dict):
-        raise SpecError(
-            "a JSON object in a model's config.json",
-            found=f"a {type(data).__name__}",
-            do="copy config.json from the checkpoint, unchanged",
-            where=Where(str(path), 1),
-        )
-    return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ CASES = ROOT / "tests" / "cases" / "bad_specs.yml"
 CONFIG = ROOT / "inventories" / "example" / "model" / "config.json"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BadSpec:
     """One spec with one mistake."""
 
@@ -29,6 +30,7 @@ class BadSpec:
     expect: str
     line: int | None
 
+    @functools.cached_property
     def refusal(self) -> RayserveError | None:
         """The error that parsing and planning end with; None when the spec passes."""
         try:

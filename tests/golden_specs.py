@@ -8,8 +8,10 @@ from pathlib import Path
 
 from rayserve.plan import Plan
 from rayserve.planner import build_plan
+from rayserve.planner.build import NO_STARTS
 from rayserve.planner.content import model_config_path
 from rayserve.spec import absolute_paths, parse_spec
+from rayserve.starts import Ledger
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = "/home/someone/cluster"
@@ -17,9 +19,11 @@ FOLDER = "/home/someone/cluster"
 SPECS = sorted(path for path in GOLDEN.glob("*.yml") if not path.name.endswith(".plan.yml"))
 
 
-def plan_of(path: Path) -> Plan:
-    """The plan of a golden spec."""
+def plan_of(path: Path, ledger: Ledger = NO_STARTS, **swaps: str) -> Plan:
+    """The plan of a golden spec with words of it swapped, made with a ledger of starts."""
     raw = path.read_bytes()
+    for old, new in swaps.items():
+        raw = raw.replace(old.encode(), new.encode())
     spec = absolute_paths(parse_spec(raw.decode(), path.name), FOLDER)
     config = (GOLDEN / spec.model.config).read_bytes()
     draft = spec.speculative.config if spec.speculative is not None else ""
@@ -29,4 +33,5 @@ def plan_of(path: Path) -> Plan:
         hashlib.sha256(raw).hexdigest(),
         draft_config=json.loads((GOLDEN / draft).read_text()) if draft else None,
         digests={model_config_path(spec): hashlib.sha256(config).hexdigest()},
+        ledger=ledger,
     )

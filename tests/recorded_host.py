@@ -132,7 +132,7 @@ def base_files() -> dict[str, str]:
         "sys/module/nvidia/version": f"{DRIVER}\n",
         "sys/firmware/efi/fw_platform_size": "64\n",
         f"lib/modules/{KERNEL}/build/Makefile": "",
-        f"lib/modules/{KERNEL}/updates/dkms/nvidia.ko": f"\0license=Dual MIT/GPL\0version={DRIVER}\0",
+        f"lib/modules/{KERNEL}/updates/dkms/nvidia.ko.zst": "",
         f"boot/vmlinuz-{KERNEL}": "",
         "etc/default/grub": "GRUB_DEFAULT=0\n",
         f"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{DRIVER}": "",
@@ -155,6 +155,7 @@ PACKAGES = ("nvidia-open", "nvidia-fabricmanager", "libnvidia-compute-580", f"li
 BASE_COMMANDS: dict[str, str] = {
     "nv-fabricmanager --version": f"Fabric Manager version is : {DRIVER}\n",
     "systemctl is-active nvidia-fabricmanager": "active\n",
+    f"modinfo -F version -k {KERNEL} nvidia": f"{DRIVER}\n",
     "modinfo -F signer nvidia": "host Secure Boot Module Signature key\n",
     "dpkg-query -W -f ${db:Status-Abbrev} ${Package}\n": "".join(
         f"ii  {name}\n" for name in (*PACKAGES, "nvidia-container-toolkit", "bash")
@@ -207,7 +208,8 @@ class RecordedHost:
         if "peers" in case:
             self._commands["nvidia-smi topo -p2p n"] = topo(**case["peers"])
         if "log" in case:
-            self._commands["dmesg --time-format iso"] = case["log"]
+            journal = "journalctl --dmesg --boot --no-pager --output short-iso"
+            self._commands[journal] = case["log"] or "-- No entries --\n"
 
     def run(self, command: Sequence[str], timeout_s: float) -> Output:
         """What the command would have printed; `!…` in a case is how it ended."""
@@ -216,7 +218,8 @@ class RecordedHost:
         if text is None:
             return Output(ending=f"{command[0]} is not installed")
         if text.startswith("!"):
-            return Output(ending=text[1:].format(timeout_s=timeout_s))
+            ending, _, said = text[1:].partition("\n")
+            return Output(said, ending.format(timeout_s=timeout_s))
         return Output(text)
 
     def results(self) -> dict[str, CheckResult]:

@@ -25,8 +25,8 @@ import yaml
 from rayserve.demo.model import make_model
 from rayserve.ingress import node_environment
 from rayserve.inventory import locate
-from rayserve.inventory import make_plan as plan_files
 from rayserve.plan import Plan
+from rayserve.planning import make_plan as plan_files
 from rayserve.serve_config import DEPLOYMENT, serve_config
 from tests.ray_cluster import ClusterError, RayCluster, free_port, wait_until
 

@@ -89,7 +89,7 @@ def prepare(work: WorkDir, *, port: int, ranks: int) -> Deployment:
         InputError: the demo's own spec does not plan: a fault of the toolkit.
         HostError: the folder cannot be written.
     """
-    from rayserve import inventory
+    from rayserve import inventory, planning
     from rayserve.planner.render import serve_text
 
     api_key = "demo-" + secrets.token_urlsafe(24)
@@ -103,7 +103,7 @@ def prepare(work: WorkDir, *, port: int, ranks: int) -> Deployment:
             do="free some space, or name another folder with --dir",
         ) from error
     files = inventory.locate(str(work.cluster), None)
-    planned = inventory.make_plan(files)
+    planned = planning.make_plan(files)
     config = serve_config(planned.plan)
     texts = planned.texts | {files.serve: serve_text(config, files.spec.name)}
     inventory.write_all(texts)

@@ -11,11 +11,13 @@ from rayserve.engine.arguments import (
     validate,
     validate_env,
 )
+from rayserve.engine.models import check_served
 
 __all__ = [
     "VLLM_VERSION",
     "Argument",
     "Snapshot",
+    "check_served",
     "check_value",
     "load_snapshot",
     "validate",

@@ -4,7 +4,7 @@ text ──(shell)──> commands ──> the one that starts vLLM ──> mode
 
 `vllm serve`, `python -m vllm.entrypoints.openai.api_server`, the demonstration server
 `vllm.entrypoints.api_server`, a path to either file, and `docker run … vllm/vllm-openai:TAG`, each
-behind nohup, sudo, env and their like.
+behind nohup, sudo, env and their like; a container of a manifest; the flags alone.
 """
 
 from __future__ import annotations
@@ -13,32 +13,29 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rayserve.engine.flags import Version
+from rayserve.engine.flags import Version, histories
+from rayserve.engine.manifests import Container, containers
 from rayserve.engine.parser import Flag, read_arguments
-from rayserve.engine.shell import Note, Simple, Word, refuse, split
+from rayserve.engine.programs import (
+    BESIDE,
+    CLIENTS,
+    CONTAINERS,
+    DOCKER_SWITCHES,
+    MOST_SHELLS,
+    SHELLS,
+    WRAPPERS,
+)
+from rayserve.engine.shell import Note, Simple, Word, clean, refuse, split
+from rayserve.errors import InputError
 
 OPENAI, DEMO, SERVE = "openai_api_server", "api_server", "vllm_serve"
-BESIDE = {
-    ".", "cd", "conda", "conda-env", "curl", "echo", "export", "git", "hf", "huggingface-cli", "mamba", "mkdir",
-    "module", "pip", "pip3", "ray", "set", "sleep", "source", "ulimit", "unset", "uv", "nvidia-smi",
-}  # fmt: skip
-"""Commands that prepare a start and say nothing of the server; noted and left out."""
-WRAPPERS = {
-    "env", "exec", "nice", "nohup", "numactl", "setsid", "stdbuf", "sudo", "taskset", "time", "uv",
-    "chrt", "ionice", "poetry", "conda", "micromamba", "mamba", "cpulimit", "timeout", "srun", "screen",
-}  # fmt: skip
-CONTAINERS = {"docker", "podman", "nerdctl", "nvidia-docker"}
-SHELLS = {"bash", "sh", "zsh", "/bin/bash", "/bin/sh"}
-DOCKER_SWITCHES = {
-    "--rm", "-it", "-ti", "-i", "-t", "-d", "-itd", "-dit", "-tid", "--detach", "--interactive", "--tty",
-    "--privileged", "--init", "--read-only", "-P", "--publish-all", "--no-healthcheck", "--oom-kill-disable",
-}  # fmt: skip
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*(?:\.exe)?")
 _MODULES = {
     "vllm.entrypoints.openai.api_server": OPENAI,
     "vllm.entrypoints.api_server": DEMO,
 }
+HF_LIKE = r"[\w.-]+/[\w.-]+"
 _FILES = re.compile(r".*vllm/entrypoints/(openai/)?api_server\.py")
 
 
@@ -75,6 +72,8 @@ class _Found:
     image: str = ""
     gpus: int = 0
     version: str = ""
+    others: list[InputError] = field(default_factory=list)
+    """Why a command of vLLM or Python is no server: told where the text starts none."""
 
 
 def parse_command(text: str) -> Command:
@@ -85,7 +84,9 @@ def parse_command(text: str) -> Command:
             one that can be read without running it.
     """
     found = _Found()
-    commands = _read(text, found, depth=0)
+    commands = _manifest(text, found) or _read(text, found, depth=0)
+    if not commands and found.others:
+        raise found.others[0]
     if not commands:
         commented = re.search(r"#\s*(vllm serve|python3? -m vllm)", text)
         raise refuse(
@@ -183,20 +184,77 @@ def _one(simple: Simple, found: _Found, depth: int) -> tuple[str, list[Word]] | 
         _remember_version(words, found)
         found.notes.append(Note("beside", f"`{head.text}`, which starts no server", head.line))
         return None
+    other = _no_server(words)
+    if head.text == "vllm" or CLIENTS.fullmatch(head.text):
+        found.others.append(other)
+        found.notes.append(Note("beside", f"`{head.text}`, which starts no server", head.line))
+        return None
+    raise other
+
+
+def _no_server(words: Sequence[Word]) -> InputError:
+    """Why a command is not the one that is asked for."""
+    head = words[0]
     if head.text == "vllm":
         other = words[1].text if len(words) > 1 else "nothing"
-        raise refuse(
+        return refuse(
             "`vllm serve`",
             f"`vllm {other[:40]}`",
             "paste the command that starts the server",
             head.line,
         )
-    raise refuse(
+    return refuse(
         "a command line that starts vLLM, alone",
         f"`{head.text[:60]}`, another program",
         "paste the vLLM command by itself; nothing of the text is run",
         head.line,
     )
+
+
+def _manifest(text: str, found: _Found) -> list[tuple[str, list[Word]]]:
+    """The servers of the containers of a manifest; none where the text is none."""
+    servers = []
+    for container in containers(clean(text)):
+        inner = _Found()
+        server = _contained(container, inner)
+        if server is not None:
+            servers.append(server)
+            found.env, found.notes, found.image = inner.env, inner.notes, inner.image
+            found.gpus, found.version = inner.gpus, inner.version
+    return servers
+
+
+def _contained(container: Container, found: _Found) -> tuple[str, list[Word]] | None:
+    """The server that a container of a manifest starts."""
+    found.env.update(container.env)
+    found.shell.update(container.env)
+    found.gpus = container.gpus
+    words, server = list(container.words), None
+    if container.script:
+        script = container.script.strip()
+        head = script.split(maxsplit=1)[0] if script else ""
+        bare = head.startswith("-") or ("vllm" in container.image and re.fullmatch(HF_LIKE, head))
+        # Compose takes a text apart at any blank; only a shell minds the ends of lines.
+        servers = _read(
+            "vllm serve " + " ".join(script.split()) if bare else script, found, depth=1
+        )
+        found.notes = [note for note in found.notes if note.kind not in {"broken_line", "prompt"}]
+        server = servers[0] if len(servers) == 1 else None
+        if server is not None and bare:
+            server = OPENAI, server[1]
+    elif words:
+        server = _in_image(container.image, words, found, 0)
+        if server is None and words[0].dashed and any(w.text.startswith("--model") for w in words):
+            server = OPENAI, words
+    if server is not None:
+        _name_image(container.image, found)
+        if container.glued:
+            found.notes.append(
+                Note("glued", f"`{container.glued[0]}` and its value in one item", 0)
+            )
+        if container.image:
+            found.notes.append(Note("beside", "what the manifest says of the container", 0))
+    return server
 
 
 def _remember_version(words: Sequence[Word], found: _Found) -> None:
@@ -216,13 +274,16 @@ def _server(words: list[Word], found: _Found, depth: int) -> tuple[str, list[Wor
         base = text.rsplit("/", 1)[-1]
         if base in CONTAINERS and index + 1 < len(words):
             return _container(words[index + 1 :], found, depth)
-        if text in SHELLS and depth < 2:
+        if text in SHELLS and depth < MOST_SHELLS:
             return _inner_shell(words[index + 1 :], found, depth)
         server = _program(words[index:])
         if server is not None:
             return server
         if index == 0 and base not in WRAPPERS:
             return None
+        if index and depth < MOST_SHELLS and re.search(r"\s", text) and "vllm" in text:
+            servers = _read(text, found, depth + 1)
+            return servers[0] if len(servers) == 1 else None
         match = _ASSIGNMENT.fullmatch(text)
         if match:
             found.env[match[1]] = match[2]
@@ -233,6 +294,9 @@ def _server(words: list[Word], found: _Found, depth: int) -> tuple[str, list[Wor
 def _program(words: list[Word]) -> tuple[str, list[Word]] | None:
     """The server that begins at the first word."""
     texts = [word.text for word in words]
+    name = texts[0].partition("=")[0].removeprefix("--").replace("-", "_")
+    if words[0].dashed and texts[0].startswith("--") and name in histories():
+        return OPENAI, words  # the flags alone
     if texts[0].rsplit("/", 1)[-1] == "vllm" and texts[1:2] == ["serve"]:
         return SERVE, words[2:]
     file = _FILES.fullmatch(texts[0])
@@ -290,18 +354,34 @@ def _container(words: list[Word], found: _Found, depth: int) -> tuple[str, list[
             entrypoint = value
     if index >= len(words):
         return None
-    found.image = words[index].text
-    tag = found.image.rpartition(":")[2] if "vllm" in found.image else ""
-    if Version.parse(tag):
-        found.version = tag
+    image = words[index].text
+    _name_image(image, found)
     rest = words[index + 1 :]
     if entrypoint:
         rest = [Word(entrypoint, words[index].line), *rest]
+    if verb == "exec" or entrypoint:
+        return _server(rest, found, depth) if rest else None
+    return _in_image(image, rest, found, depth)
+
+
+def _name_image(image: str, found: _Found) -> None:
+    found.image = image
+    tag = image.rpartition(":")[2] if "vllm" in image else ""
+    if Version.parse(tag):
+        found.version = tag
+
+
+def _in_image(
+    image: str, rest: list[Word], found: _Found, depth: int
+) -> tuple[str, list[Word]] | None:
+    """What runs in a container: the words behind the image, or its own server with them as flags."""
     server = _server(rest, found, depth) if rest else None
-    if server is not None or verb == "exec" or entrypoint:
+    if server is not None or "vllm" not in image:
         return server
+    if rest and rest[0].text == "serve":
+        return SERVE, rest[1:]
     # vLLM's own image starts the server; what follows the image is its arguments.
-    if "vllm" in found.image and (not rest or rest[0].text.startswith("-") or "/" in rest[0].text):
+    if not rest or rest[0].text.startswith(("-", "<")) or "/" in rest[0].text:
         return OPENAI, rest
     return None
 

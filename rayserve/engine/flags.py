@@ -174,10 +174,11 @@ def _version(text: str) -> Version:
 def histories() -> dict[str, FlagHistory]:
     """Every flag that is known of, by vLLM's name with underscores."""
     rows, found = _rows(), {}
-    read = [*rows["releases"], VLLM_VERSION]
+    read = releases_read()
     since = {name: release for release, names in rows["since"].items() for name in names}
+    dates = {**_arrivals(rows["arrived"]), **rows["dates"]}
     for name in {**load_snapshot().engine, **load_snapshot().frontend, **COMMAND_LINE_ONLY}:
-        row = {**rows["dates"].get(name, {}), **rows["deprecated"].get(name, {})}
+        row = {**dates.get(name, {}), **rows["deprecated"].get(name, {})}
         first = since.get(name, VLLM_VERSION)
         found[name] = FlagHistory(
             name=name,
@@ -208,6 +209,16 @@ def histories() -> dict[str, FlagHistory]:
     return found
 
 
+def _arrivals(groups: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """What the days of merges say of single flags."""
+    source = {"source": "the day that it was merged", "certainty": "reported"}
+    return {
+        name: {key: group[key] for key in ("lacks", "first") if key in group} | source
+        for group in groups
+        for name in group["flags"]
+    }
+
+
 def _neighbour(read: list[str], release: str, step: int) -> str:
     """The release before or after one of those whose lists were read."""
     if release not in read:
@@ -218,7 +229,7 @@ def _neighbour(read: list[str], release: str, step: int) -> str:
 
 def releases_read() -> list[str]:
     """The releases whose whole list of flags was read, oldest first; the last one is pinned."""
-    return [*_rows()["releases"], VLLM_VERSION]
+    return [release for group in _rows()["releases"] for release in group["of"]] + [VLLM_VERSION]
 
 
 @functools.lru_cache(maxsize=1)
@@ -251,17 +262,14 @@ def arity(name: str) -> str:
 def resolve(name: str) -> tuple[str, tuple[str, ...]]:
     """The flag that a name means, and the candidates of an abbreviation.
 
-    argparse takes the beginning of a flag for the whole where one flag alone begins so.
+    argparse takes the beginning of a flag for the whole where one flag alone begins so; of the flags
+    of the pinned release first, then of those that earlier ones had.
     """
     known = histories()
     name = ALIASES.get(name, name)
     if name in known:
         return name, ()
-    candidates = tuple(
-        sorted(
-            other
-            for other, history in known.items()
-            if other.startswith(name) and history.presence(VLLM_VERSION) == Presence.PRESENT
-        )
-    )
+    begun = [other for other, row in known.items() if other.startswith(name) and not row.never]
+    today = [name for name in begun if known[name].presence(VLLM_VERSION) == Presence.PRESENT]
+    candidates = tuple(sorted(today or begun))
     return (candidates[0] if len(candidates) == 1 else name), candidates

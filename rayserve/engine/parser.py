@@ -13,7 +13,9 @@ from rayserve.engine.flags import SHORT, arity, histories, resolve
 from rayserve.engine.shell import Word, refuse
 
 MAX_FLAGS = 250
+HELP = {"--help", "-h", "--version", "-v"}
 _BOOLEANS = {"true", "false"}
+_GLUED_SECRET = re.compile(r"(--?[\w-]*?(?:api[-_]?key|token|secret|password))[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ def read_arguments(words: list[Word]) -> tuple[str, list[Flag]]:
             else:
                 flags.append(Flag("", word.text[:80], line=word.line))
             continue
+        if word.text in HELP:
+            raise refuse(
+                "a command that starts a server",
+                f"`{word.text}`, which only tells",
+                "leave it out",
+                word.line,
+            )
         flag, inline = _flag(word)
         values = [inline] if inline is not None else _values(flag, words[index:])
         index += 0 if inline is not None else len(values)
@@ -98,6 +107,11 @@ def _flag(word: Word) -> tuple[Flag, str | None]:
     plain = written.replace("-", "_")
     negated = plain.startswith("no_") and plain not in histories()
     name, candidates = resolve(plain.removeprefix("no_") if negated else plain)
+    secret = _GLUED_SECRET.fullmatch(shown[0])
+    if secret is not None and name not in histories() and not candidates:
+        return Flag(
+            f"{secret[1].strip('-').replace('-', '_')}…", f"{secret[1]}…", line=word.line
+        ), inline
     return Flag(name, shown[0], (), tuple(path), negated, word.line, candidates), inline
 
 

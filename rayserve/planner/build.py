@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
-from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
     Endpoint,
     LoraAdapter,
     NodePoolPlan,
+    Placement,
     Plan,
     ReplicaPlan,
     ScalingPlan,
+    StoredBytes,
     Timeouts,
 )
 from rayserve.planner.arguments import check_formats, engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
+from rayserve.planner.checkpoint import checkpoint_sum, differences
+from rayserve.planner.choices import choices, limits_of, unused
 from rayserve.planner.content import content, unread
+from rayserve.planner.curves import NO_CURVES, Curves, curves
 from rayserve.planner.environment import node_environment, replica_environment
+from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
 from rayserve.planner.fit import Fit
 from rayserve.planner.memory.simple import Cut
-from rayserve.planner.obstacles import Obstacles
+from rayserve.planner.obstacles import Obstacles, check_hosts
 from rayserve.planner.placement import choose_cut, place
-from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
-from rayserve.planner.sizing import Sizing, holds, size
-from rayserve.planner.weights.architecture import Architecture, read_architecture
-from rayserve.planner.weights.facts import UnknownModelError
+from rayserve.planner.profile import ModelProfile
+from rayserve.planner.sizing import Sizing, holds, judged, size
+from rayserve.planner.subject import (
+    known_architecture,
+    read_model_profile,
+    served_notes,
+    unused_keys,
+)
+from rayserve.planner.timing import read_timing
+from rayserve.planner.units import MIB
+from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.weights.tensors import Place, weights_bytes
 from rayserve.spec import ClusterSpec, serving_pool
+from rayserve.starts import Ledger
 
-MIB = 2**20
 LOAD_SHARE = 0.75
 """Share of max_num_seqs in use above which another replica is asked for."""
 WARMUP_TOKENS = 64
@@ -40,12 +54,16 @@ WARMUP_TOKENS = 64
 UNPROVEN_OFFLOAD = (
     "KV offload is passed to vLLM but unproven here without a GPU: the CPU engine refuses it."
 )
+UNTIMED = "No latencies: what these GPUs reach in 32-bit products is not known."
 UNBOUNDED_DISK = "vLLM's disk tier has no size limit: give kv_offload.nvme_dir a partition or a quota of its own."
 LONG_STREAMS = (
     "At the promised {tpot_ms:g} ms a token, an answer of {tokens} tokens takes {stream_s:.0f} s: "
     "longer than timeouts.drain_s ({drain_s:g}), so a drain may cut it. Raise drain_s, or lower "
     "door.max_tokens."
 )
+OTHER_CUT = "The comparable starts had another cut: they narrow no term of the memory."
+SIMPLE_TAKES_NONE = "The simple estimate takes from real starts no more than the GPU's total."
+NO_STARTS = Ledger()
 OPEN_INGRESS = (
     "Serve listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
 )
@@ -62,6 +80,8 @@ def build_plan(
     *,
     draft_config: Mapping[str, Any] | None = None,
     digests: Mapping[str, str] | None = None,
+    checkpoint: Mapping[str, int] | None = None,
+    ledger: Ledger = NO_STARTS,
 ) -> Plan:
     """The plan of a spec whose paths are absolute.
 
@@ -71,29 +91,96 @@ def build_plan(
         sha256: of the spec file.
         draft_config: content of the draft model's config.json; None: there is none.
         digests: SHA-256 of the small files of `planner.content`, as far as they can be read here.
+        checkpoint: bytes of the checkpoint's tensors by safetensors' name of their type, as the
+            headers of its files say, now or when it was planned before; None: nobody read them.
+        ledger: real starts that were collected beside the spec.
 
     Raises:
         SpecError: a value that this hardware or model does not take.
         EngineArgumentError: an argument or variable that vLLM does not take.
         DoesNotFitError: the hardware cannot hold it.
     """
-    digests = digests or {}
-    profile = _profile(spec, model_config, draft_config)
+    digests, stored = digests or {}, checkpoint or {}
+    served = served_notes(spec, model_config)
+    profile = read_model_profile(spec, model_config, draft_config)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
-    architecture = _architecture(spec, profile, model_config)
-    fit = Fit(spec, profile, architecture, gpu) if gpu is not None else None
-    obstacles = None
-    if architecture is not None and gpu is not None:
-        obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
+    architecture = known_architecture(spec, profile, model_config)
+    fit = obstacles = None
+    if gpu is not None:
+        held = checkpoint_sum(spec, profile, architecture, stored)
+        fit = Fit(spec, profile, architecture, gpu, held)
+        if architecture is not None:
+            obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
+    check_hosts(spec, pool, cut)
     told = obstacles.check(pool, cut) if obstacles is not None else []
-    sizing = size(spec, profile, fit, cut)
-    placement = place(spec, pool, cut, label)
-    replica = ReplicaPlan(
+    timing = read_timing(fit)
+    sizing = size(spec, profile, fit, cut, timing)
+    told += unused(spec, pool, cut, sizing, lambda cut: size(spec, profile, fit, cut, timing))
+    replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
+    found = evidence(ledger, replica, gpu)
+    if fit is not None:
+        if architecture is not None:
+            found = found.believed(cut, fit.weights(cut))
+        sizing = _narrowed(spec, profile, fit, sizing, cut, found)
+    start = start_estimate(
+        replica,
+        found.starts,
+        read_bytes=_read_bytes(spec, architecture, stored) if pool.disk_gb_s else 0,
+        disk_gb_s=pool.disk_gb_s,
+    )
+    door = _door(spec, sizing)
+    return Plan(
+        plan_version=1,
+        name=spec.name,
+        profile=spec.profile,
+        spec_sha256=sha256,
+        revision=replica.revision,
+        node_pools=_pools(spec),
+        replica=replica,
+        door=door,
+        scaling=_scaling(spec, sizing),
+        timeouts=Timeouts(
+            drain_s=spec.timeouts.drain_s,
+            stall_s=spec.timeouts.stall_s,
+            health_check_period_s=spec.timeouts.health_period_s,
+            health_check_timeout_s=spec.timeouts.health_timeout_s,
+        ),
+        endpoint=_endpoint(spec),
+        environment=node_environment(spec, door.max_tokens),
+        memory=sizing.memory,
+        latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
+        choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes) if gpu else [],
+        start=start,
+        checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
+        notes=[
+            *served,
+            *unused_keys(spec, architecture),
+            *differences(architecture, stored),
+            *told,
+            *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
+            *([UNTIMED] if architecture is not None and gpu is not None and not timing else ()),
+            *found.notes,
+            *budget_notes(start, spec.timeouts.start_s),
+            *_notes(spec, gpu, sizing),
+            *unread(spec, digests),
+        ],
+    )
+
+
+def _replica(
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    gpu: Gpu | None,
+    sizing: Sizing,
+    placement: Placement,
+    digests: Mapping[str, str],
+) -> ReplicaPlan:
+    return ReplicaPlan(
         device="cpu" if gpu is None else "cuda",
         model=spec.model.path or spec.model.hf_id,
         model_source="path" if spec.model.path else "hub",
@@ -110,123 +197,45 @@ def build_plan(
         state_dir=spec.state_dir,
         content=content(spec, digests),
     )
-    door = _door(spec, sizing)
-    return Plan(
-        plan_version=1,
-        name=spec.name,
-        profile=spec.profile,
-        spec_sha256=sha256,
-        revision=replica.revision,
-        node_pools=[
-            NodePoolPlan(
-                name=node_pool.name,
-                hosts=node_pool.hosts,
-                gpus_per_host=node_pool.gpus_per_host,
-                gpu=node_pool.gpu.replace(CPU, ""),
-            )
-            for node_pool in spec.node_pools
-        ],
-        replica=replica,
-        door=door,
-        scaling=_scaling(spec, sizing),
-        timeouts=Timeouts(
-            drain_s=spec.timeouts.drain_s,
-            stall_s=spec.timeouts.stall_s,
-            health_check_period_s=spec.timeouts.health_period_s,
-            health_check_timeout_s=spec.timeouts.health_timeout_s,
-        ),
-        endpoint=_endpoint(spec),
-        environment=node_environment(spec, door.max_tokens),
-        memory=sizing.memory,
-        notes=[
-            *_unused(spec, architecture),
-            *told,
-            *_notes(spec, gpu, cut, sizing),
-            *unread(spec, digests),
-        ],
-    )
 
 
-def _profile(
-    spec: ClusterSpec,
-    model_config: Mapping[str, Any] | None,
-    draft_config: Mapping[str, Any] | None,
-) -> ModelProfile:
-    where = spec.where("model", "config")
-    if model_config is None:
-        raise SpecError(
-            "the model's config.json",
-            found=f"no file at {spec.model.config}",
-            do="copy it from the checkpoint; the path is relative to cluster.yml",
-            where=where,
+def _narrowed(
+    spec: ClusterSpec, profile: ModelProfile, fit: Fit, sizing: Sizing, cut: Cut, found: Evidence
+) -> Sizing:
+    """The sizing with the estimate that the starts narrowed, and a note where they narrowed none."""
+    if not found.starts:
+        return sizing
+    measured = found.measured(fit.facts, cut)
+    if measured:
+        held = fit.checkpoint_bytes
+        proven = Fit(spec, profile, fit.architecture, fit.gpu, held, starts=measured)
+        sizing = judged(spec, profile, sizing, proven, cut)
+    if sizing.memory is not None and sizing.memory.calibrated:
+        return sizing
+    why = OTHER_CUT if fit.architecture is not None else SIMPLE_TAKES_NONE
+    return replace(sizing, notes=(*sizing.notes, why))
+
+
+def _read_bytes(
+    spec: ClusterSpec, architecture: Architecture | None, stored: Mapping[str, int]
+) -> int:
+    """About what a host reads at a start: every file of the checkpoint, whatever the cut."""
+    told = sum(stored.values()) or spec.model.checkpoint_bytes
+    if told or architecture is None:
+        return told
+    return weights_bytes(architecture, Place(draft=bool(architecture.draft)))
+
+
+def _pools(spec: ClusterSpec) -> list[NodePoolPlan]:
+    return [
+        NodePoolPlan(
+            name=pool.name,
+            hosts=pool.hosts,
+            gpus_per_host=pool.gpus_per_host,
+            gpu=pool.gpu.replace(CPU, ""),
         )
-    profile = read_profile(model_config, where)
-    changes: dict[str, Any] = {}
-    if spec.precision.dtype != "auto":
-        changes["dtype_bits"] = TYPE_BITS[spec.precision.dtype]
-        if not profile.quantization:
-            changes["weight_bits"] = changes["dtype_bits"]
-    bits = spec.precision.weight_bits
-    if bits != "auto":
-        changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
-    elif spec.precision.quantization != "auto" and not profile.quantization:
-        changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
-    if spec.speculative is not None and spec.speculative.config:
-        changes["draft"] = _draft(spec, draft_config)
-    return _replace(profile, changes)
-
-
-def _architecture(
-    spec: ClusterSpec, profile: ModelProfile, model_config: Mapping[str, Any] | None
-) -> Architecture | None:
-    """The model layer by layer; None where its architecture or weight format is not known."""
-    wanted = spec.precision.quantization
-    try:
-        return read_architecture(
-            model_config or {},
-            spec.where("model", "config"),
-            dtype=spec.precision.dtype,
-            quantization=wanted if wanted != "auto" and not profile.quantization else "",
-        )
-    except UnknownModelError:
-        if profile.latent_dim and not spec.model.checkpoint_bytes:
-            raise SpecError(
-                "`model.checkpoint_bytes`, since this architecture with latent attention (MLA) is "
-                "not known",
-                found="nothing",
-                do="add the sum of the tensor sizes of the checkpoint, in bytes",
-                where=spec.where("model"),
-            ) from None
-        _demand_bits(spec, profile)
-        return None
-
-
-def _demand_bits(spec: ClusterSpec, profile: ModelProfile) -> None:
-    """Without a known architecture the size of a quantized weight must be."""
-    unknown = profile.quantization and profile.weight_bits == profile.dtype_bits
-    if unknown and spec.precision.weight_bits == "auto":
-        raise SpecError(
-            f"`precision.weight_bits`, since config.json does not say it for {profile.quantization}",
-            found="nothing",
-            do="add `weight_bits: 8` or `weight_bits: 4` under precision",
-            where=spec.where("precision"),
-        )
-
-
-def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
-    where = spec.where("speculative", "config")
-    if draft_config is None:
-        raise SpecError(
-            "the draft model's config.json",
-            found="no such file",
-            do="copy it from the draft model; the path is relative to cluster.yml",
-            where=where,
-        )
-    return read_profile(draft_config, where)
-
-
-def _replace(profile: ModelProfile, changes: Mapping[str, Any]) -> ModelProfile:
-    return ModelProfile(**{**vars(profile), **changes})
+        for pool in spec.node_pools
+    ]
 
 
 def _door(spec: ClusterSpec, sizing: Sizing) -> DoorPlan:
@@ -265,12 +274,8 @@ def _endpoint(spec: ClusterSpec) -> Endpoint:
     return Endpoint(host=host, port=endpoint.port, ingress=endpoint.ingress)
 
 
-def _notes(spec: ClusterSpec, gpu: Gpu | None, cut: Cut, sizing: Sizing) -> list[str]:
+def _notes(spec: ClusterSpec, gpu: Gpu | None, sizing: Sizing) -> list[str]:
     notes = list(sizing.notes)
-    pool = serving_pool(spec)
-    idle = pool.gpus_per_host % cut.tensor
-    if idle and cut.tensor * cut.pipeline < pool.gpus_per_host:
-        notes.append(f"{idle} of {pool.gpus_per_host} GPUs of each host stay unused.")
     if gpu is not None and not sizing.graphs:
         notes.append("CUDA graphs are off: each token takes longer; a first token is no sooner.")
     if spec.kv_offload.cpu_gib:
@@ -285,21 +290,6 @@ def _notes(spec: ClusterSpec, gpu: Gpu | None, cut: Cut, sizing: Sizing) -> list
     return notes
 
 
-def _unused(spec: ClusterSpec, architecture: Architecture | None) -> list[str]:
-    """Keys that only help where the architecture is not known."""
-    if architecture is None:
-        return []
-    given = {
-        "model.checkpoint_bytes": bool(spec.model.checkpoint_bytes),
-        "precision.weight_bits": spec.precision.weight_bits != "auto",
-    }
-    return [
-        f"{key} is not used: {architecture.name} is known, tensor by tensor."
-        for key, is_given in given.items()
-        if is_given
-    ]
-
-
 def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:
     tokens = _door(spec, sizing).max_tokens
     stream_s = tokens * spec.slo.tpot_ms / 1000
@@ -311,3 +301,25 @@ def _long_streams(spec: ClusterSpec, sizing: Sizing) -> list[str]:
             tpot_ms=spec.slo.tpot_ms, tokens=tokens, stream_s=stream_s, drain_s=drain_s
         )
     ]
+
+
+def build_curves(
+    plan: Plan,
+    spec: ClusterSpec,
+    model_config: Mapping[str, Any] | None,
+    *,
+    draft_config: Mapping[str, Any] | None = None,
+) -> Curves:
+    """What the page of a plan draws; the plan is that of this spec and these files.
+
+    Raises:
+        SpecError: as `build_plan`.
+    """
+    profile = read_model_profile(spec, model_config, draft_config)
+    gpu = find_gpu(spec, serving_pool(spec))
+    if gpu is None:
+        return NO_CURVES
+    architecture = known_architecture(spec, profile, model_config)
+    stored = {item.name: item.value for item in plan.checkpoint}
+    fit = Fit(spec, profile, architecture, gpu, checkpoint_sum(spec, profile, architecture, stored))
+    return curves(plan, fit)

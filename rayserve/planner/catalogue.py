@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import yaml
 
 from rayserve.errors import SpecError
+from rayserve.planner.units import GIB
 from rayserve.spec import ClusterSpec, NodePool, nearest
 
-GIB = 2**30
 CPU = "cpu"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -1,31 +1,47 @@
 """What does a cut of the model leave for the KV cache on the spec's GPUs?
 
-Exact where the architecture is known (memory/estimate.py); else memory/simple.py, marked so.
+Exact where the architecture is known (memory/estimate.py); else bounds around the checkpoint's sum
+(memory/bounded.py), marked so.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import MemoryEstimate, MemoryTerm
 from rayserve.planner.catalogue import Gpu
+from rayserve.planner.kv.cache import max_concurrency
 from rayserve.planner.kv.layers import (
     CacheKind,
     LayerCache,
     attention_layer,
+    latent_layer,
     layer_bytes_per_token,
 )
 from rayserve.planner.memory import simple as memory
-from rayserve.planner.memory.budget import Outcome, measure_command, requested_bytes
+from rayserve.planner.memory.bounded import Bounded, bounded
+from rayserve.planner.memory.budget import (
+    Budget,
+    Outcome,
+    Verdict,
+    measure_command,
+    requested_bytes,
+)
+from rayserve.planner.memory.calibration import Measured
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
-from rayserve.planner.memory.ranges import GIB, Range
+from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.uncounted import uncounted
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.wishes import expected, fine_graphs
 from rayserve.spec import ClusterSpec
 
 BLOCK_TOKENS = 16
@@ -44,57 +60,43 @@ class EngineLimits:
     """max_model_len."""
 
 
-UNMODELLED = frozenset(
-    {
-        "async_scheduling",
-        "cpu_offload_gb",
-        "data_parallel_size",
-        "decode_context_parallel_size",
-        "enable_dbo",
-        "kv_cache_dtype_skip_layers",
-        "mamba_block_size",
-        "mamba_cache_dtype",
-        "mamba_ssm_cache_dtype",
-        "max_cudagraph_capture_size",
-        "mm_ipc_gpu_memory_gb",
-        "prefill_context_parallel_size",
-    }
-)
-"""Engine arguments that change the memory in ways that no term follows."""
-UNMODELLED_ENV = frozenset({"VLLM_USE_V2_MODEL_RUNNER", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"})
-
-
 def pinned_bytes(spec: ClusterSpec) -> int:
     """Bytes of a KV cache that the spec fixes; 0: it does not."""
     wanted = spec.limits.kv_cache_gib
     return int(wanted * GIB) if wanted != "auto" else 0
 
 
-def chooses_graphs(spec: ClusterSpec) -> bool:
-    """Whether a person said which batch sizes get a graph; then the mode would do nothing."""
-    compilation = spec.engine_args.get("compilation_config")
-    inner = compilation if isinstance(compilation, dict) else {}
-    names = {"performance_mode", "cudagraph_capture_sizes"}
-    return bool(names & {*spec.engine_args, *inner})
-
-
 class Fit:
-    """Memory of one model on one kind of GPU, for any cut and limits."""
+    """Memory of one model on one kind of GPU, for any cut and limits.
+
+    `checkpoint_bytes`: of all its weights as they are loaded; needed where there is no architecture.
+    """
 
     def __init__(
-        self, spec: ClusterSpec, profile: ModelProfile, architecture: Architecture | None, gpu: Gpu
+        self,
+        spec: ClusterSpec,
+        profile: ModelProfile,
+        architecture: Architecture | None,
+        gpu: Gpu,
+        checkpoint_bytes: int = 0,
+        starts: Sequence[Measured] = (),
     ) -> None:
         self.spec = spec
+        self.checkpoint_bytes = checkpoint_bytes
         self.profile = profile
         self.architecture = architecture
         self.gpu = gpu
+        self.starts = tuple(starts)
+        # What CUDA reports differs by driver; where a start tells, that is the total.
+        self.total_bytes = min((one.total_bytes for one in starts), default=gpu.memory_bytes)
         self.facts = version_facts(VLLM_VERSION)
         self._weights = functools.cache(self._stage_weights)
+        self._exact = functools.cache(self._solve)
 
     @property
     def requested_bytes(self) -> int:
         """What vLLM takes of a GPU."""
-        return requested_bytes(self.gpu.memory_bytes, self.spec.limits.gpu_memory_utilization)
+        return requested_bytes(self.total_bytes, self.spec.limits.gpu_memory_utilization)
 
     @property
     def pinned_bytes(self) -> int:
@@ -104,7 +106,7 @@ class Fit:
     def weights(self, cut: Cut) -> int:
         """Weights of the model, its adapters and its draft model, on the fullest rank."""
         if self.architecture is None:
-            model = memory.weights_bytes(self.profile, cut, self.spec.model.checkpoint_bytes)
+            model = memory.weights_range(self.profile, cut, self.checkpoint_bytes).expected
         else:
             model = max(self._weights(cut))
         return model + self._lora(cut) + memory.draft_bytes(self.profile, cut)
@@ -124,54 +126,94 @@ class Fit:
         draft = self.profile.draft
         if draft is None:
             return []
-        layer = attention_layer(
-            CacheKind.FULL,
-            kv_heads=draft.kv_heads,
-            tensor=cut.tensor,
-            head_dim=draft.head_dim,
-            kv_cache_dtype=self.spec.precision.kv_cache_dtype,
-            model_bytes=draft.dtype_bits // 8,
-        )
+        kv_cache_dtype, element = self.spec.precision.kv_cache_dtype, draft.dtype_bits // 8
+        if draft.latent_dim:
+            layer = latent_layer(
+                draft.latent_dim, kv_cache_dtype=kv_cache_dtype, model_bytes=element
+            )
+        else:
+            layer = attention_layer(
+                CacheKind.FULL,
+                kv_heads=draft.kv_heads,
+                tensor=cut.tensor,
+                head_dim=draft.head_dim,
+                kv_cache_dtype=kv_cache_dtype,
+                model_bytes=element,
+            )
         return [layer] * draft.layers
 
     def holds(self, cut: Cut, limits: EngineLimits) -> bool:
         """Whether nothing proves that vLLM would refuse to start."""
+        return self._verdict(cut, limits).outcome is not Outcome.CANNOT
+
+    def expects(self, cut: Cut, limits: EngineLimits) -> bool:
+        """Whether it holds by what is expected too, where only bounds are known."""
+        if self.architecture is not None:
+            return self.holds(cut, limits)
+        kv = self._bounded(cut, limits).budget.kv.expected
+        return self.holds(cut, limits) and kv >= limits.length * self.token_bytes(cut)
+
+    def _verdict(self, cut: Cut, limits: EngineLimits) -> Verdict:
         if self.architecture is None:
-            needed = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
-            return self.weights(cut) + needed <= self.requested_bytes
-        return self._exact(cut, limits).verdict.outcome is not Outcome.CANNOT
+            return self._bounded(cut, limits).verdict
+        return self._exact(cut, limits).verdict
 
     def longest(self, cut: Cut, limits: EngineLimits) -> int:
         """The longest request that could fit, in tokens; 0: none."""
         if self.architecture is None:
-            return (self.requested_bytes - self.weights(cut)) // self.token_bytes(cut)
+            kv = self._bounded(cut, limits).budget.kv.high
+            return max(0, kv) // self.token_bytes(cut)
         return self._exact(cut, limits).highest.estimated_max_model_len
 
+    def concurrency(
+        self, cut: Cut, limits: EngineLimits, tokens: int
+    ) -> tuple[float, float, float]:
+        """Sequences of so many tokens that the KV cache holds at once: low, expected, high."""
+        if self.architecture is None:
+            held = self._simple(cut, limits).kv_tokens / tokens
+            return held, held, held
+        found = self._exact(cut, limits)
+        low, middle, high = (
+            max_concurrency(found.layout, capacity.num_blocks, found.settings, tokens)
+            for capacity in (found.lowest, found.expected, found.highest)
+        )
+        return low, middle, high
+
+    def block_tokens(self, cut: Cut, limits: EngineLimits) -> int:
+        """Tokens of a block of an attention layer, which the prefix cache keeps as a whole."""
+        if self.architecture is None:
+            return BLOCK_TOKENS
+        return self._exact(cut, limits).layout.block_size
+
     def estimate(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
-        """The plan's account of a GPU's memory."""
+        """The plan's account of a GPU's memory: of the stage that decides."""
+        memory = self._account(cut, limits)
+        prompt, output = expected(self.spec, limits.length)
+        low, middle, high = self.concurrency(cut, limits, prompt + output)
+        return memory.model_copy(
+            update={
+                "request_tokens": prompt + output,
+                "expected_concurrency": round(middle, 2),
+                "expected_concurrency_low": round(low, 2),
+                "expected_concurrency_high": round(high, 2),
+            }
+        )
+
+    def stages(self, cut: Cut, limits: EngineLimits) -> list[MemoryEstimate]:
+        """The account of each pipeline stage; of one where stages are not told apart."""
+        told = range(cut.pipeline) if self.architecture is not None else [0]
+        return [self._account(cut, limits, stage) for stage in told]
+
+    def _account(self, cut: Cut, limits: EngineLimits, stage: int | None = None) -> MemoryEstimate:
+        """Of a stage, or of the one that decides."""
         if self.architecture is None:
             return self._simple(cut, limits)
         found = self._exact(cut, limits)
-        budget = found.budgets[found.decisive]
-        lora = self._lora(cut)
-        last = found.decisive == cut.pipeline - 1
-        draft = memory.draft_bytes(self.profile, cut) if last else 0
-        terms = dict(budget.counted)
-        overhead = sum(
-            term.expected for name, term in terms.items() if name not in ("weights", "activation")
-        )
+        stage = found.decisive if stage is None else stage
+        budget = found.budgets[stage]
         return MemoryEstimate(
             model="exact",
-            total_bytes=budget.total_bytes,
-            requested_bytes=budget.requested_bytes,
-            weights_bytes=terms["weights"].expected - lora - draft,
-            activation_bytes=terms["activation"].expected,
-            overhead_bytes=overhead,
-            lora_bytes=lora,
-            draft_bytes=draft,
-            kv_bytes=max(0, budget.kv.expected),
-            kv_low_bytes=max(0, budget.kv.low),
-            kv_high_bytes=max(0, budget.kv.high),
+            **self._parts(budget, cut, last=stage == cut.pipeline - 1),
             kv_bytes_per_token=self.token_bytes(cut),
             kv_tokens=found.expected.printed_tokens,
             max_concurrency=round(found.expected.max_concurrency, 2),
@@ -179,8 +221,8 @@ class Fit:
             max_concurrency_high=round(found.highest.max_concurrency, 2),
             verdict=found.verdict.title,
             because=found.verdict.reason,
-            terms=[_term(name, term) for name, term in terms.items()],
-            uncounted=self._uncounted(),
+            calibrated=list(budget.terms.calibrated),
+            uncounted=uncounted(self.spec, self.architecture),
         )
 
     def refusal(self, cut: Cut, limits: EngineLimits) -> tuple[str, str]:
@@ -188,12 +230,13 @@ class Fit:
         gpu, share = self.gpu, self.spec.limits.gpu_memory_utilization
         there = f"{self.requested_bytes / GIB:.1f} GiB, {share:.0%} of {gpu.memory_gib} GiB"
         if self.architecture is None:
+            weights = memory.weights_range(self.profile, cut, self.checkpoint_bytes).low
             cache = max(self.pinned_bytes, limits.length * self.token_bytes(cut))
             needed = (
-                f"{self.weights(cut) / GIB:.1f} GiB of weights and {cache / GIB:.1f} GiB of KV cache "
+                f"{weights / GIB:.1f} GiB of weights at least and {cache / GIB:.1f} GiB of KV cache "
                 f"(one sequence of {limits.length} tokens, or more) on each {gpu.name}"
             )
-            return needed, f"{there}, with nothing else in it"
+            return needed, f"{there}; {self._bounded(cut, limits).verdict.reason}"
         found = self._exact(cut, limits)
         counted = found.budgets[found.decisive].counted
         parts = ", ".join(f"{name} {term.expected / GIB:.1f}" for name, term in counted)
@@ -208,9 +251,7 @@ class Fit:
 
     def measure(self, cut: Cut, limits: EngineLimits) -> str:
         """The vLLM command that measures the uncertain terms on these GPUs; empty: none is needed."""
-        if self.architecture is None:
-            return ""
-        if self._exact(cut, limits).verdict.outcome is not Outcome.MEASURE:
+        if self._verdict(cut, limits).outcome is not Outcome.MEASURE:
             return ""
         spec = self.spec
         arguments: dict[str, object] = {
@@ -226,17 +267,17 @@ class Fit:
         }
         if spec.precision.quantization != "auto":
             arguments["quantization"] = spec.precision.quantization
-        if spec.scheduling.cuda_graphs is not False and not chooses_graphs(spec):
+        if fine_graphs(spec):
             arguments["performance_mode"] = "interactivity"
         return measure_command(
             spec.model.path or spec.model.hf_id,
             arguments,
             layers=MEASURED_LAYERS * cut.pipeline,
             kinds=self.profile.layer_kinds,
-            text_config=self.profile.multimodal,
+            text_config=self.profile.nested,
         )
 
-    def _exact(self, cut: Cut, limits: EngineLimits) -> Estimate:
+    def _solve(self, cut: Cut, limits: EngineLimits) -> Estimate:
         assert self.architecture is not None  # the callers have looked
         try:
             return estimate(self.architecture, self._setup(cut, limits), self._weights(cut))
@@ -252,7 +293,7 @@ class Fit:
         guess = spec.speculative
         experts = bool(spec.engine_args.get("enable_expert_parallel"))
         return Setup(
-            total_bytes=self.gpu.memory_bytes,
+            total_bytes=self.total_bytes,
             capability=self.gpu.compute_capability,
             rocm=not self.gpu.nvidia,
             facts=self.facts,
@@ -264,7 +305,7 @@ class Fit:
             expert_ranks=cut.tensor if experts else 1,
             kv_cache_dtype=spec.precision.kv_cache_dtype,
             graphs=spec.scheduling.cuda_graphs is not False,
-            interactivity=not chooses_graphs(spec),
+            interactivity=fine_graphs(spec),
             prefix_caching=spec.scheduling.prefix_caching,
             pinned_kv_bytes=self.pinned_bytes,
             extra=Range(lora // 2, lora, lora, LORA_BASIS if lora else ""),
@@ -275,6 +316,7 @@ class Fit:
             block_size=_whole(spec.engine_args.get("block_size"), BLOCK_TOKENS),
             draft=guess is not None and guess.method == "mtp",
             extra_caches=tuple(self._draft_caches(cut)),
+            starts=self.starts,
             speculative_tokens=guess.num_tokens if guess is not None else 0,
         )
 
@@ -286,50 +328,53 @@ class Fit:
         lora = self.spec.lora
         return memory.lora_bytes(self.profile, cut, slots=len(lora.adapters), rank=lora.max_rank)
 
-    def _uncounted(self) -> list[str]:
-        """What takes GPU memory but stands in no term."""
-        spec, guess = self.spec, self.spec.speculative
-        what: list[str] = []
-        if self.architecture is not None:
-            what += [f"engine_args.{name}" for name in sorted(UNMODELLED & {*spec.engine_args})]
-            what += [f"env.{name}" for name in sorted(UNMODELLED_ENV & {*spec.env})]
-        if guess is None or guess.method in ("ngram", "suffix") or guess.config:
-            return what
-        if guess.method != "mtp":
-            return [*what, f"the draft model {guess.model}: give speculative.config"]
-        if self.architecture is None:
-            known, do = bool(spec.model.checkpoint_bytes), "give model.checkpoint_bytes"
-        else:
-            known, do = bool(self.architecture.draft), "config.json does not describe them"
-        return what if known else [*what, f"the layers that guess (mtp): {do}"]
+    def _bounded(self, cut: Cut, limits: EngineLimits) -> Bounded:
+        return bounded(
+            self.profile,
+            self._setup(cut, limits),
+            checkpoint_bytes=self.checkpoint_bytes,
+            request_bytes=limits.length * self.token_bytes(cut),
+        )
 
     def _simple(self, cut: Cut, limits: EngineLimits) -> MemoryEstimate:
-        profile, graphs = self.profile, self.spec.scheduling.cuda_graphs is not False
-        weights = memory.weights_bytes(profile, cut, self.spec.model.checkpoint_bytes)
-        activation = memory.activation_bytes(
-            profile, cut, step_tokens=limits.step_tokens, seqs=limits.seqs
-        )
-        overhead = memory.overhead_bytes(cut, graphs=graphs)
-        lora, draft = self._lora(cut), memory.draft_bytes(profile, cut)
-        left = self.requested_bytes - weights - activation - overhead - lora - draft
-        kv = self.pinned_bytes or left
-        token_bytes = self.token_bytes(cut)
-        tokens = max(0, kv) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+        found, token_bytes = self._bounded(cut, limits), self.token_bytes(cut)
+        kv = found.budget.kv
+
+        def tokens(kv_bytes: int) -> int:
+            return max(0, kv_bytes) // token_bytes // BLOCK_TOKENS * BLOCK_TOKENS
+
         return MemoryEstimate(
             model="simple",
-            total_bytes=self.gpu.memory_bytes,
-            requested_bytes=self.requested_bytes,
-            weights_bytes=weights,
-            activation_bytes=activation,
-            overhead_bytes=overhead,
-            lora_bytes=lora,
-            draft_bytes=draft,
-            kv_bytes=max(0, kv),
+            **self._parts(found.budget, cut, last=True),
             kv_bytes_per_token=token_bytes,
-            kv_tokens=tokens,
-            max_concurrency=round(tokens / limits.length, 2),
-            uncounted=self._uncounted(),
+            kv_tokens=tokens(kv.expected),
+            max_concurrency=round(tokens(kv.expected) / limits.length, 2),
+            max_concurrency_low=round(tokens(kv.low) / limits.length, 2),
+            max_concurrency_high=round(tokens(kv.high) / limits.length, 2),
+            verdict=found.verdict.title,
+            because=found.verdict.reason,
+            uncounted=uncounted(self.spec, self.architecture),
         )
+
+    def _parts(self, budget: Budget, cut: Cut, *, last: bool) -> dict[str, Any]:
+        """The fields of the account that a budget fills; `last`: its rank holds the draft model."""
+        lora = self._lora(cut)
+        draft = memory.draft_bytes(self.profile, cut) if last else 0
+        terms = dict(budget.counted)
+        rest = [term for name, term in terms.items() if name not in ("weights", "activation")]
+        return {
+            "total_bytes": budget.total_bytes,
+            "requested_bytes": budget.requested_bytes,
+            "weights_bytes": terms["weights"].expected - lora - draft,
+            "activation_bytes": terms["activation"].expected,
+            "overhead_bytes": sum(term.expected for term in rest),
+            "lora_bytes": lora,
+            "draft_bytes": draft,
+            "kv_bytes": max(0, budget.kv.expected),
+            "kv_low_bytes": max(0, budget.kv.low),
+            "kv_high_bytes": max(0, budget.kv.high),
+            "terms": [_term(name, term) for name, term in terms.items()],
+        }
 
 
 def _whole(value: object, default: int) -> int:

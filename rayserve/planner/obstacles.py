@@ -1,7 +1,7 @@
 """What keeps this model from these GPUs, however much memory they have?
 
-The chip's number formats and attention kernels, and the numbers that a cut must divide
-(planner/support), asked with what the spec and config.json say.
+The chip's number formats and attention kernels, the numbers that a cut must divide, and what the host
+lacks (planner/support), asked with what the spec and config.json say.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rayserve.engine import VLLM_VERSION
+from rayserve.errors import SpecError
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.support.divisibility import CutShape, check_cut, tensor_sizes
+from rayserve.planner.support.host_limits import HostFacts, check_host
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import Finding, check_precision
 from rayserve.planner.support.schemes import Scheme, schemes_of
 from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.weights.families import FAMILIES
 from rayserve.planner.weights.formats import FP8_COMPUTE
 from rayserve.spec import ClusterSpec, NodePool
 
@@ -51,6 +55,7 @@ class Obstacles:
         Raises:
             SpecError: the chip or the cut refuses.
         """
+        self._check_served()
         precision = self.spec.precision
         findings = [
             *check_precision(
@@ -72,6 +77,45 @@ class Obstacles:
             if finding.level == "refuse":
                 raise finding.error(self.spec.where(*finding.key))
         return [_sentence(finding) for finding in findings]
+
+    def _check_served(self) -> None:
+        family = FAMILIES.get(self._architecture.name)
+        if family is None or family.until == (0, 0):
+            return
+        last = ".".join(map(str, family.until))
+        raise SpecError(
+            f"an architecture that vLLM {VLLM_VERSION} serves",
+            found=f"{self._architecture.name}, which left it after {last}",
+            do="take a model of another family",
+            where=self.spec.where("model", "config"),
+        )
+
+
+def check_hosts(spec: ClusterSpec, pool: NodePool, cut: Cut) -> None:
+    """What the spec says of the pool's hosts must be enough for the replicas that each may hold.
+
+    Raises:
+        SpecError: memory or /dev/shm are short, or the GPUs are cut into slices.
+    """
+    gpus = cut.tensor * cut.pipeline
+    facts = HostFacts(
+        gpus=pool.gpus_per_host,
+        memory_gib=pool.memory_gib or None,
+        shm_gib=pool.shm_gib or None,
+        mig=pool.mig,
+    )
+    findings = check_host(
+        facts,
+        tensor=cut.tensor,
+        pipeline=cut.pipeline,
+        replicas_on_host=max(1, min(spec.replicas.max, pool.gpus_per_host // gpus)),
+        offload_gib=spec.kv_offload.cpu_gib,
+    )
+    if findings:
+        key = findings[0].key
+        if key == ("node_pools",):
+            key = (*key, spec.node_pools.index(pool), "mig")
+        raise findings[0].error(spec.where(*key))
 
 
 def _sentence(finding: Finding) -> str:

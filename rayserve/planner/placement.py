@@ -14,6 +14,7 @@ from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import Placement
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.support.divisibility import CutShape, tensor_sizes
 from rayserve.spec import ClusterSpec, NodePool
 
 LABEL_SHARE = 0.001
@@ -35,7 +36,7 @@ def choose_cut(
         SpecError: the model cannot be cut so, or a stage does not fit on a host.
     """
     wanted = spec.parallelism
-    tensor = wanted.tensor if wanted.tensor != "auto" else _whole_host(pool, profile, sizes)
+    tensor = wanted.tensor if wanted.tensor != "auto" else max(sizes or _sizes(pool, profile))
     _check_tensor(spec, pool, profile, tensor)
     if wanted.pipeline != "auto":
         cut = Cut(tensor, wanted.pipeline)
@@ -53,16 +54,12 @@ def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
         DoesNotFitError: the pool has fewer gangs than `replicas.max`.
     """
     gpus = cut.tensor * cut.pipeline
-    one_host = gpus <= pool.gpus_per_host
-    if one_host:
-        gangs = pool.hosts * (pool.gpus_per_host // gpus)
-    else:
-        gangs = pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
-    if spec.replicas.max > gangs:
+    one_host, most = gpus <= pool.gpus_per_host, gangs(pool, cut)
+    if spec.replicas.max > most:
         raise DoesNotFitError(
             f"{spec.replicas.max} gangs of {gpus} GPUs for replicas.max",
-            found=f"{gangs}, on {pool.hosts} x {pool.gpus_per_host} GPUs",
-            do=f"write max: {gangs}" if gangs else "add hosts",
+            found=f"{most}, on {pool.hosts} x {pool.gpus_per_host} GPUs",
+            do=f"write max: {most}" if most else "add hosts",
             where=spec.where("replicas", "max"),
         )
     share = {f"accelerator_type:{label}": LABEL_SHARE} if label else {}
@@ -77,20 +74,26 @@ def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
     )
 
 
-def _divides(profile: ModelProfile, tensor: int) -> bool:
-    kv_heads = profile.kv_heads
-    return (
-        profile.heads % tensor == 0
-        and (kv_heads % tensor == 0 or tensor % kv_heads == 0 or profile.latent_dim > 0)
-        and profile.padded_vocab % tensor == 0
-    )
+def gangs(pool: NodePool, cut: Cut) -> int:
+    """How many replicas the pool's GPUs hold; a stage stays on one host."""
+    gpus = cut.tensor * cut.pipeline
+    if gpus <= pool.gpus_per_host:
+        return pool.hosts * (pool.gpus_per_host // gpus)
+    return pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
 
 
-def _whole_host(pool: NodePool, profile: ModelProfile, sizes: Sequence[int]) -> int:
-    ranks = range(pool.gpus_per_host, 0, -1)
-    return next(
-        tensor for tensor in ranks if _divides(profile, tensor) and (not sizes or tensor in sizes)
+def _sizes(pool: NodePool, profile: ModelProfile) -> tuple[int, ...]:
+    """Sizes of tensor parallelism on a host by heads and vocabulary alone, ascending."""
+    shape = CutShape(
+        layers=profile.layers,
+        heads=profile.heads,
+        kv_heads=profile.kv_heads,
+        vocab=profile.vocab,
+        hidden=profile.hidden,
+        head_dim=profile.head_dim,
+        latent=profile.latent_dim > 0,
     )
+    return tensor_sizes([shape], pool.gpus_per_host)
 
 
 def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tensor: int) -> None:
@@ -102,8 +105,8 @@ def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tens
             do=f"write tensor: {pool.gpus_per_host}, and `pipeline` for more hosts",
             where=where,
         )
-    if not _divides(profile, tensor):
-        works = [n for n in range(1, pool.gpus_per_host + 1) if _divides(profile, n)]
+    works = _sizes(pool, profile)
+    if tensor not in works:
         raise SpecError(
             f"tensor that divides {profile.heads} heads, {profile.kv_heads} KV heads and a padded "
             f"vocabulary of {profile.padded_vocab}",

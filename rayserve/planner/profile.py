@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayserve.errors import SpecError, Where
+from rayserve.planner.weights.allocator import round_up
+from rayserve.planner.weights.modules import VOCAB_PADDING
+from rayserve.planner.weights.names import canonical, text_part
 
-VOCAB_PADDING = 64
-"""vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE)."""
 TYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8}
 METHOD_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4, "nvfp4": 4}
 
@@ -44,6 +45,9 @@ class ModelProfile:
     hybrid: bool = False
     """Some layers keep less than the whole context, so the KV estimate is an upper bound."""
     multimodal: bool = False
+    """It takes images, sound or video beside text."""
+    nested: bool = False
+    """config.json keeps the language model in a part of its own."""
     layer_kinds: tuple[str, ...] = ()
     """`layer_types` of config.json."""
     rope_theta: float = 0
@@ -53,7 +57,7 @@ class ModelProfile:
     @property
     def padded_vocab(self) -> int:
         """Vocabulary as vLLM lays it out."""
-        return -(-self.vocab // VOCAB_PADDING) * VOCAB_PADDING
+        return round_up(self.vocab, VOCAB_PADDING)
 
 
 def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
@@ -62,9 +66,11 @@ def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
     Raises:
         SpecError: a figure is missing or is not a positive whole number.
     """
-    inner = config.get("text_config")
-    multimodal = isinstance(inner, Mapping)
-    text: Mapping[str, Any] = {**config, **inner} if isinstance(inner, Mapping) else config
+    config = canonical(config)
+    inner = text_part(config)
+    towers = (config.get(name) for name in ("vision_config", "audio_config"))
+    multimodal = inner is not None or any(isinstance(tower, Mapping) for tower in towers)
+    text: Mapping[str, Any] = {**config, **inner} if inner is not None else config
     read = _Reader(text, where)
     hidden = read.count("hidden_size")
     heads = read.count("num_attention_heads")
@@ -97,6 +103,7 @@ def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
         latent_dim=latent + read.optional("qk_rope_head_dim") if latent else 0,
         hybrid=_hybrid(text),
         multimodal=multimodal,
+        nested=inner is not None,
         layer_kinds=_kinds(text),
         rope_theta=_rope_theta(text),
     )

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import MemoryEstimate
-from rayserve.planner.catalogue import GIB, Gpu
+from rayserve.planner.aims import (
+    SEQS,
+    STEP_TOKENS,
+    Chosen,
+    Scene,
+    at_least,
+    choose_seqs,
+    choose_step,
+    unknown_speed,
+    within_cache,
+)
+from rayserve.planner.catalogue import Gpu
 from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.timing import Timing, spread
+from rayserve.planner.units import GIB
+from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
 
-SEQS = 32
-STEP_TOKENS = 2048
 LEAST_LEN = 2048
 FULL_SEQS = 8
+HIDDEN_MS = 0.1
+LEAST_BITS, TWO_BYTES = 5, 9
+"""Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
 CPU_KV_STEP = 64 * 2**20
 SIMPLE = (
-    "Memory: a simple estimate. Weights and KV cache follow from the shapes, the rest is an "
-    "allowance; the engine's own profile at start has the last word."
+    "Memory: the planner does not know this architecture. The sum of the weights is the checkpoint's "
+    "own; how they are cut over ranks, and all else, is bounded."
 )
 HYBRID = (
     "Some layers keep less than the whole context: the KV cache holds more tokens than estimated."
@@ -35,14 +50,6 @@ CPU_ONLY = "CPU engine: no GPU memory to prove. It serves the same API, slowly."
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A value and why it was chosen; no reason where a person wrote it."""
-
-    value: int
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Sizing:
     """All limits of one replica."""
 
@@ -52,6 +59,7 @@ class Sizing:
     kv_cache_bytes: Chosen
     """0: vLLM takes what is left."""
     graphs: bool
+    graphs_reason: str
     memory: MemoryEstimate | None
     notes: tuple[str, ...] = ()
 
@@ -70,17 +78,23 @@ def longest(spec: ClusterSpec, profile: ModelProfile) -> int:
 
 
 def holds(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> bool:
-    """Whether nothing proves that vLLM would refuse this cut at the least limits of the spec."""
-    return fit is None or fit.holds(cut, _least(spec, profile, fit.gpu))
+    """Whether vLLM may be expected to start with this cut at the least limits of the spec."""
+    return fit is None or fit.expects(cut, _least(spec, profile, fit.gpu))
 
 
 def _least(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu) -> EngineLimits:
-    seqs = _seqs(spec).value
-    return EngineLimits(_step(spec, gpu, seqs).value, seqs, _least_len(spec, profile))
+    """Limits below which nothing is served: what is `auto` may shrink to them."""
+    limits = spec.limits
+    seqs = limits.max_num_seqs if limits.max_num_seqs != "auto" else 1
+    step = limits.max_num_batched_tokens
+    tokens = step if step != "auto" else max(seqs, gpu.step_tokens)
+    return EngineLimits(tokens, seqs, _least_len(spec, profile))
 
 
-def size(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> Sizing:
-    """EngineLimits that fit; `fit` is None for the CPU engine.
+def size(
+    spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut, timing: Timing | None
+) -> Sizing:
+    """Limits that fit; `fit` is None for the CPU engine, `timing` where no latency is known.
 
     Raises:
         SpecError: max_model_len is beyond the model's positions.
@@ -94,32 +108,109 @@ def size(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) ->
             do=f"write {longest(spec, profile)}, or stretch it with `rope_scaling`",
             where=spec.where("limits", "max_model_len"),
         )
-    seqs = _seqs(spec)
+    most = _most_len(spec, profile)
+    asked = spec.workload.prompt_tokens + spec.workload.output_tokens
+    if asked > most and "workload" in spec.model_fields_set:
+        raise SpecError(
+            f"prompt_tokens and output_tokens of at most {most} together, the model's own limit",
+            found=str(asked),
+            do="lower them, or stretch the model with `rope_scaling`",
+            where=spec.where("workload"),
+        )
     if fit is None:
-        return _size_cpu(spec, profile, cut, seqs)
+        return _size_cpu(spec, profile, cut)
     least = _least(spec, profile, fit.gpu)
     if not fit.holds(cut, least):
         raise _does_not_fit(spec, fit, cut, least)
-    step = _step(spec, fit.gpu, seqs.value)
+    scene = Scene(spec, fit, timing, cut)
+    seqs = _held_seqs(scene, choose_seqs(scene, least.step_tokens, most), least)
+    step = choose_step(scene, seqs.value, most)
+    usual = max(least.length, min(most, sum(expected(spec, most))))
+    seqs = within_cache(scene, seqs, EngineLimits(step.value, seqs.value, usual))
 
-    def concurrency(length: int) -> float:
-        whole = _whole_prompt(spec, step, length).value
-        return fit.estimate(cut, EngineLimits(whole, seqs.value, length)).max_concurrency
+    def at(length: int) -> EngineLimits:
+        return EngineLimits(_whole_prompt(spec, step, length).value, seqs.value, length)
 
-    length = _length(spec, profile, concurrency)
-    step = _whole_prompt(spec, step, length.value)
-    chosen = EngineLimits(step.value, seqs.value, length.value)
+    length = _length(scene, most, at)
+    seqs = within_cache(scene, seqs, at(length.value))
+    chosen = at(length.value)
     if not fit.holds(cut, chosen):
         raise _does_not_fit(spec, fit, cut, chosen)
     estimate = fit.estimate(cut, chosen)
-    kv = Chosen(fit.pinned_bytes)
-    notes = _notes(profile, estimate, length.value, fit.measure(cut, chosen))
-    return Sizing(length, seqs, step, kv, uses_graphs(spec, fit.gpu), estimate, notes)
+    return Sizing(
+        max_model_len=length,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=_whole_prompt(spec, step, length.value),
+        kv_cache_bytes=Chosen(fit.pinned_bytes),
+        graphs=uses_graphs(spec, fit.gpu),
+        graphs_reason=_graphs_reason(scene, chosen),
+        memory=estimate,
+        notes=_notes(spec, profile, fit, cut, chosen, estimate),
+    )
+
+
+def _shortened(fit: Fit, cut: Cut, whole: EngineLimits, length: int) -> str:
+    """That a request may be shorter than the model allows, and how long a person may make it."""
+    longest_one = min(whole.length, fit.longest(cut, whole))
+    note = f"max_model_len is {length:,} of the model's {whole.length:,} tokens"
+    if longest_one <= length:
+        return f"{note}: no longer request fits."
+    return (
+        f"{note}, which leaves room for several such requests; one alone could have up to "
+        f"{longest_one:,}: write limits.max_model_len to allow it."
+    )
+
+
+def _held_seqs(scene: Scene, seqs: Chosen, least: EngineLimits) -> Chosen:
+    """Fewer sequences where the room that many take to compute leaves no cache at all."""
+    few = seqs.value
+    while few > least.seqs and not scene.fit.holds(scene.cut, replace(least, seqs=few)):
+        few //= 2
+    few = max(few, least.seqs)
+    return seqs if few == seqs.value else Chosen(few, "more would leave no room for a KV cache")
+
+
+def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
+    spec = scene.spec
+    if spec.scheduling.cuda_graphs != "auto":
+        return ""
+    if scene.timing is None:
+        return "recorded GPU work: faster tokens"
+    price = scene.timing.eager_price(scene.cut, limits)
+    if price.high < HIDDEN_MS:
+        return "recorded GPU work: a fast host would hide here what it saves, a slow one not"
+    return (
+        f"recorded GPU work: without it a token takes {spread(price)} longer, on a slow host more"
+    )
+
+
+def judged(
+    spec: ClusterSpec, profile: ModelProfile, sizing: Sizing, measured: Fit, cut: Cut
+) -> Sizing:
+    """The same limits, with the estimate that real starts narrowed; they choose nothing anew.
+
+    Raises:
+        DoesNotFitError: the starts show that the limits do not fit.
+    """
+    limits = EngineLimits(
+        sizing.max_num_batched_tokens.value, sizing.max_num_seqs.value, sizing.max_model_len.value
+    )
+    if not measured.holds(cut, limits):
+        raise _does_not_fit(spec, measured, cut, limits)
+    memory = measured.estimate(cut, limits)
+    notes = _notes(spec, profile, measured, cut, limits, memory)
+    return replace(sizing, memory=memory, notes=notes)
 
 
 def _notes(
-    profile: ModelProfile, estimate: MemoryEstimate, length: int, measure: str
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    fit: Fit,
+    cut: Cut,
+    limits: EngineLimits,
+    estimate: MemoryEstimate,
 ) -> tuple[str, ...]:
+    measure, length, most = fit.measure(cut, limits), limits.length, _most_len(spec, profile)
     notes = [f"Measure before you rely on it, on one such host: {measure}"] if measure else []
     notes += [f"Not counted: {what}." for what in estimate.uncounted]
     if estimate.model == "simple":
@@ -128,6 +219,9 @@ def _notes(
             notes.append(HYBRID)
     if estimate.kv_tokens < length:
         notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length))
+    if length < most:
+        step = _whole_prompt(spec, Chosen(limits.step_tokens), most).value
+        notes.append(_shortened(fit, cut, EngineLimits(step, limits.seqs, most), length))
     return tuple(notes)
 
 
@@ -136,24 +230,9 @@ def _least_len(spec: ClusterSpec, profile: ModelProfile) -> int:
     return wanted if wanted != "auto" else min(LEAST_LEN, longest(spec, profile))
 
 
-def _seqs(spec: ClusterSpec) -> Chosen:
-    wanted = spec.limits.max_num_seqs
-    if wanted != "auto":
-        return Chosen(wanted)
-    step = spec.limits.max_num_batched_tokens
-    most = min(SEQS, step) if step != "auto" else SEQS
-    return Chosen(most, "latency first: a token of 32 requests costs little more than one of 4")
-
-
-def _step(spec: ClusterSpec, gpu: Gpu | None, seqs: int) -> Chosen:
-    wanted = spec.limits.max_num_batched_tokens
-    if wanted != "auto":
-        return Chosen(wanted)
-    tokens = gpu.step_tokens if gpu is not None else STEP_TOKENS
-    name = gpu.name if gpu is not None else "CPU hosts"
-    if seqs > tokens:
-        return Chosen(seqs, "at least a token for each of max_num_seqs")
-    return Chosen(tokens, f"vLLM's own choice for {name}: long prompts do not stall answers")
+def _most_len(spec: ClusterSpec, profile: ModelProfile) -> int:
+    wanted = spec.limits.max_model_len
+    return wanted if wanted != "auto" else longest(spec, profile)
 
 
 def _whole_prompt(spec: ClusterSpec, step: Chosen, length: int) -> Chosen:
@@ -162,27 +241,35 @@ def _whole_prompt(spec: ClusterSpec, step: Chosen, length: int) -> Chosen:
     return Chosen(length, "chunked_prefill is off, so a step holds the longest prompt")
 
 
-def _length(
-    spec: ClusterSpec, profile: ModelProfile, concurrency: Callable[[int], float]
-) -> Chosen:
-    wanted = spec.limits.max_model_len
-    if wanted != "auto":
-        return Chosen(wanted)
-    limit = length = longest(spec, profile)
-    while length > LEAST_LEN and concurrency(length) < FULL_SEQS:
+def _length(scene: Scene, limit: int, at: Callable[[int], EngineLimits]) -> Chosen:
+    """max_model_len: the model's own, halved until several whole requests fit.
+
+    It stays above the expected request where that fits.
+    """
+    spec, fit, cut = scene.spec, scene.fit, scene.cut
+    if spec.limits.max_model_len != "auto":
+        return Chosen(limit)
+    asked = spec.workload.prompt_tokens + spec.workload.output_tokens
+    length, until = limit, "it was short"
+    while length // 2 >= LEAST_LEN:
+        if fit.estimate(cut, at(length)).max_concurrency >= FULL_SEQS:
+            until = f"{FULL_SEQS} full sequences fit at once"
+            break
+        if length // 2 < asked <= length and fit.holds(cut, at(length)):
+            until = f"it just holds the expected {asked:,}"
+            break
         length //= 2
     if length == limit:
         return Chosen(length, "the model's own limit")
-    until = f"{FULL_SEQS} full sequences fit at once" if length > LEAST_LEN else "it was short"
     return Chosen(length, f"the model's {limit}, halved until {until}")
 
 
-def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) -> Sizing:
-    wanted = spec.limits.max_model_len
-    length = Chosen(wanted) if wanted != "auto" else Chosen(
-        longest(spec, profile), "the model's own limit"
-    )  # fmt: skip
-    step = _whole_prompt(spec, _step(spec, None, seqs.value), length.value)
+def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut) -> Sizing:
+    limits = spec.limits
+    written = limits.max_model_len != "auto"
+    length = Chosen(_most_len(spec, profile), "" if written else "the model's own limit")
+    step, seqs = _cpu_batch(spec)
+    step = _whole_prompt(spec, step, length.value)
     token_bytes = memory.kv_bytes_per_token(profile, cut, spec.precision.kv_cache_dtype)
     if pinned_bytes(spec):
         kv = Chosen(pinned_bytes(spec))
@@ -191,7 +278,19 @@ def _size_cpu(spec: ClusterSpec, profile: ModelProfile, cut: Cut, seqs: Chosen) 
         most = max(one, min(one * seqs.value, GIB))
         kv = Chosen(-(-most // CPU_KV_STEP) * CPU_KV_STEP,
                     "each rank: max_num_seqs full sequences, at most 1 GiB")  # fmt: skip
-    return Sizing(length, seqs, step, kv, graphs=False, memory=None, notes=(CPU_ONLY,))
+    reason = "no CUDA graphs on a CPU" if spec.scheduling.cuda_graphs == "auto" else ""
+    return Sizing(length, seqs, step, kv, False, reason, None, (CPU_ONLY,))
+
+
+def _cpu_batch(spec: ClusterSpec) -> tuple[Chosen, Chosen]:
+    """(tokens of a step, sequences) of the CPU engine."""
+    seqs, step = spec.limits.max_num_seqs, spec.limits.max_num_batched_tokens
+    most = step if step != "auto" else SEQS
+    many = Chosen(seqs) if seqs != "auto" else unknown_speed(spec, min(SEQS, most))
+    if step != "auto":
+        return Chosen(step), many
+    own = Chosen(STEP_TOKENS, "vLLM's own choice for CPU hosts: long prompts do not stall answers")
+    return at_least(own, many.value), many
 
 
 def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> DoesNotFitError:
@@ -203,9 +302,17 @@ def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -
         at = ("limits", "kv_cache_gib")
     elif 1024 <= shorter < limits.length:
         do, at = f"write max_model_len: {shorter} at most", ("limits", "max_model_len")
+    elif fit.holds(cut, replace(limits, seqs=1, step_tokens=min(limits.step_tokens, STEP_TOKENS))):
+        do = (
+            "lower max_num_seqs or max_num_batched_tokens: the rest of such a step takes the memory"
+        )
+        at = ("limits", "max_num_seqs")
     else:
-        bits = 8 if fit.profile.weight_bits > 9 else 4
-        do = f"take a checkpoint of {bits} bits a weight, or spread it over more hosts (pipeline)"
-        at = ("model", "config")
+        do, at = "spread it over more hosts (pipeline)", ("model", "config")
+        if fit.profile.weight_bits > LEAST_BITS:
+            bits = 8 if fit.profile.weight_bits > TWO_BYTES else 4
+            do = f"take a checkpoint of {bits} bits a weight, or {do}"
     needed, found = fit.refusal(cut, limits)
-    return DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
+    error = DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
+    error.weights_bytes = fit.weights(cut)
+    return error

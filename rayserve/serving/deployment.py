@@ -29,6 +29,7 @@ from rayserve.serving.ledger import (
     write_logging_config,
 )
 from rayserve.serving.load import EngineLoad
+from rayserve.starts import LEDGER, identity
 
 logger = logging.getLogger("ray.serve")
 
@@ -87,8 +88,8 @@ class Engine:
         self._door = Door(app, None, is_draining=drain_probe())
         self._door.set_ready(True)
         memory = await self._engine.collective_rpc("rayserve_memory")
-        record = ledger.line(memory, vllm.engine_facts(config))
-        await asyncio.to_thread(append, Path(replica.state_dir), record)
+        record = ledger.line(identity(replica), memory, vllm.engine_facts(config))
+        await asyncio.to_thread(append, Path(replica.state_dir, LEDGER), record)
         logger.info("start %s: ready after %.2f s", replica.revision, record["total_s"])
 
     async def _start_engine(self, folder: Path) -> tuple[Any, Any, Any]:

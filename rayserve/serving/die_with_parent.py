@@ -1,4 +1,5 @@
-"""Imported by the fork server alone: it, and whatever is forked from it, dies with its parent.
+"""Imported by a process that must not outlive the one that started it, nor what it forks: the fork
+server, and the engines of a benchmark.
 
 vLLM's engine core watches no parent, and Ray kills a replica's children, not its grandchildren: so
 when a replica is killed outright, the core that came from the fork server would keep the GPUs.

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from vllm import PoolingParams, SamplingParams
+from vllm import __version__ as vllm_version
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -275,8 +276,10 @@ def engine_facts(config: VllmConfig) -> dict[str, Any]:
     """What the planner calibrates on, beside the workers' memory."""
     cache, model, scheduler = config.cache_config, config.model_config, config.scheduler_config
     return {
+        "vllm_version": vllm_version,
         "block_size": cache.block_size,
         "num_gpu_blocks": cache.num_gpu_blocks,
+        "kv_tokens": cache.kv_cache_size_tokens,
         "max_model_len": model.max_model_len,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,

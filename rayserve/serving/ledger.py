@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 PHASE_FILE = "RAYSERVE_PHASE_FILE"
-LEDGER = "starts.jsonl"
 
 ENGINE_MESSAGES = {
     "Model loading took": ("weights", 1),
-    "Loading weights took": ("weights", 0),
+    "Loading weights took": ("read", 0),
     "init engine (profile": ("profile", 0),
     "Graph capturing finished": ("graphs", 0),
 }
-"""vLLM's message prefix → the phase it ends, and which argument of the message is its seconds."""
+"""vLLM's message prefix → the phase it ends, and which argument of the message is its seconds.
+
+"weights" is all of loading the model, "read" the part that reads the checkpoint: the CPU engine tells
+only that."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -54,11 +56,13 @@ class PhaseHandler(logging.Handler):
 class MemoryReport:
     """Mixed into vLLM's workers (`worker_extension_cls`): the worker's own memory ledger."""
 
-    def rayserve_memory(self) -> dict[str, int]:
-        """Bytes of this rank; a term that the platform's worker does not measure is left out."""
+    def rayserve_memory(self) -> dict[str, int | str]:
+        """Bytes of this rank, and its GPU; what the platform's worker does not measure is left out."""
         runner = getattr(self, "model_runner", None)
+        total = getattr(getattr(self, "init_snapshot", None), "total_memory", None)
         terms = {
             "rank": getattr(self, "rank", None),
+            "total_bytes": total,
             "weights_bytes": getattr(runner, "model_memory_usage", None),
             "requested_bytes": getattr(self, "requested_memory", None)
             or getattr(self, "requested_cpu_memory", None),
@@ -67,7 +71,20 @@ class MemoryReport:
             "cudagraph_bytes": getattr(self, "cudagraph_memory_estimate", None),
             "kv_bytes": getattr(self, "available_kv_cache_memory_bytes", None),
         }
-        return {name: int(value) for name, value in terms.items() if value is not None}
+        found: dict[str, int | str] = {
+            name: int(value) for name, value in terms.items() if value is not None
+        }
+        name = "" if total is None else device_name(getattr(self, "local_rank", 0))
+        return found | {"device_name": name} if name else found
+
+
+def device_name(index: int) -> str:
+    """The platform's name of a GPU; empty where it has none: a start does not fail for its record."""
+    with suppress(Exception):
+        from vllm.platforms import current_platform
+
+        return str(current_platform.get_device_name(index))
+    return ""
 
 
 @dataclass
@@ -103,15 +120,25 @@ class StartLedger:
                 entry = json.loads(line)
                 name, seconds = entry["phase"], entry["seconds"]
                 self.phases[name] = max(seconds, self.phases.get(name, 0.0))
-        for name in ("weights", "profile", "graphs"):
+        if "read" in self.phases:
+            self.phases.setdefault("weights", self.phases["read"])
+        for name in ("read", "weights", "profile", "graphs"):
             if name in self.phases:
                 logger.info(
                     "start %s: phase=%s seconds=%.2f", self.revision, name, self.phases[name]
                 )
 
-    def line(self, memory: list[dict[str, int]], engine: dict[str, Any]) -> dict[str, Any]:
-        """The whole record of a start that reached ready."""
+    def line(
+        self,
+        identity: dict[str, Any],
+        memory: list[dict[str, int | str]],
+        engine: dict[str, Any],
+    ) -> dict[str, Any]:
+        """The whole record of a start that reached ready; `rayserve.starts` says of what it is, and
+        reads it.
+        """
         return {
+            **identity,
             "revision": self.revision,
             "started_at": round(self.started_at, 3),
             "phases_s": {name: round(seconds, 3) for name, seconds in self.phases.items()},
@@ -144,11 +171,11 @@ def show_vllm_messages() -> None:
     vllm.handlers = [handler]
 
 
-def append(state_dir: Path, record: dict[str, Any]) -> None:
+def append(path: Path, record: dict[str, Any]) -> None:
     """Add one line to the ledger; a full or read-only disk costs the record, not the replica."""
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        with (state_dir / LEDGER).open("a", encoding="utf-8") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record, sort_keys=True) + "\n")
     except OSError as error:
-        logger.warning("the start ledger in %s was not written: %s", state_dir, error)
+        logger.warning("the start ledger %s was not written: %s", path, error)

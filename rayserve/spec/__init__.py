@@ -5,6 +5,7 @@ text --(documents)--> data and lines --(model)--> ClusterSpec --(rules)--> Clust
 
 from __future__ import annotations
 
+from rayserve.spec.checkpoint_rules import SERVED, picks
 from rayserve.spec.model import SPEC_KEY, ClusterSpec, NodePool
 from rayserve.spec.parse import parse_spec
 from rayserve.spec.paths import absolute_paths
@@ -12,11 +13,13 @@ from rayserve.spec.rules import serving_pool
 from rayserve.spec.words import nearest
 
 __all__ = [
+    "SERVED",
     "SPEC_KEY",
     "ClusterSpec",
     "NodePool",
     "absolute_paths",
     "nearest",
     "parse_spec",
+    "picks",
     "serving_pool",
 ]

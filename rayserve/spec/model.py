@@ -8,40 +8,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
-from rayserve.documents import Document, dotted
+from rayserve.documents import Document, Loc, dotted
 from rayserve.errors import Where
+from rayserve.spec.base import (
+    Auto,
+    AutoCount,
+    Count,
+    ModelName,
+    Name,
+    OptionalPath,
+    Seconds,
+    Section,
+    Text,
+)
+from rayserve.spec.checkpoint import Checkpoint, Model
 
 SPEC_KEY = "rayserve_cluster"
-
-Auto = Literal["auto"]
-Count = Annotated[int, Field(ge=1)]
-AutoCount = Annotated[int, Field(ge=1)] | Auto
-Seconds = Annotated[float, Field(gt=0)]
-NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
-HF_ID = r"^$|^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
-PATTERNS = {
-    NAME: "of lower-case letters, digits and inner hyphens, at most 63",
-    MODEL_NAME: "of letters, digits and . _ - /, at most 128",
-    HF_ID: "like organisation/name",
-}
-"""What each pattern asks for, in words."""
-Name = Annotated[str, Field(pattern=NAME)]
-"""Lower-case letters, digits and hyphens: safe in host groups, labels, paths and URLs."""
-ModelName = Annotated[str, Field(pattern=MODEL_NAME)]
-"""What clients put in `model`."""
-Text = Annotated[str, Field(min_length=1)]
-OptionalPath = str
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys and wrong types are errors; values do not change."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
 
 
 class NodePool(Section):
@@ -58,24 +42,16 @@ class NodePool(Section):
     """GPUs of each host; logical ones where `gpu: cpu`."""
     accelerator_type: str = ""
     """Ray's accelerator label to ask for, such as `A100`; empty: what Ray detects for `gpu`."""
-
-
-class Model(Section):
-    """The model to serve. Either `path` or `hf_id`."""
-
-    path: OptionalPath = ""
-    """Folder of the checkpoint on every host; local profile: may be relative to cluster.yml."""
-    hf_id: str = Field(default="", pattern=HF_ID)
-    """Hugging Face id, `organisation/name`; pinned by `revision`."""
-    revision: str = ""
-    """Commit of `hf_id`, so that every host loads the same weights."""
-    served_name: ModelName
-    """The name that clients put in `model`."""
-    config: Text
-    """config.json of the checkpoint, relative to cluster.yml: the plan needs no download."""
-    checkpoint_bytes: int = Field(default=0, ge=0)
-    """Size of the checkpoint's tensors in bytes, for an architecture that the planner does not know;
-    0: estimate it from the shapes and `precision`."""
+    disk_gb_s: float = Field(default=0, ge=0, le=1000, allow_inf_nan=False)
+    """Measured read bandwidth of the disk with the checkpoint, on each host, in 10^9 bytes a second:
+    the plan predicts the start from it; 0: not known."""
+    memory_gib: float = Field(default=0, ge=0)
+    """Memory of each host, in GiB: the plan refuses more KV offload than it holds. 0: not known."""
+    shm_gib: float = Field(default=0, ge=0)
+    """Size of /dev/shm on each host, in GiB, which holds offloaded KV blocks and a queue between ranks.
+    Linux makes it half of the memory, a container 64 MiB: 0.0625. 0: not known."""
+    mig: bool = False
+    """Whether the GPUs are in MIG mode, cut into slices, which the plan refuses."""
 
 
 class Precision(Section):
@@ -86,10 +62,22 @@ class Precision(Section):
     quantization: str = "auto"
     """vLLM's name of the method, such as `compressed-tensors`; auto: what config.json says."""
     weight_bits: Literal["auto", 4, 8, 16, 32] = "auto"
-    """Bits of a quantized weight, for an architecture that the planner does not know; auto: what
-    config.json says."""
+    """Bits of a quantized weight, for how an architecture that the planner does not know is cut over
+    ranks; auto: what config.json says."""
     kv_cache_dtype: str = "auto"
     """Type of the KV cache; auto: the compute type."""
+
+
+class Workload(Section):
+    """What a typical request is like: limits are chosen and latencies told for it, and a longer one is
+    served all the same. The defaults are a chat's: the medians of Azure's conversations of 2023 were
+    1020 and 129 tokens (Splitwise), and answers have grown since.
+    """
+
+    prompt_tokens: Count = 1024
+    """Tokens before the answer, history and system prompt included."""
+    output_tokens: Count = 256
+    """Tokens of the answer."""
 
 
 class Limits(Section):
@@ -98,7 +86,8 @@ class Limits(Section):
     max_model_len: AutoCount = "auto"
     """Longest prompt plus answer, in tokens."""
     max_num_seqs: AutoCount = "auto"
-    """Requests that run at once."""
+    """Requests that run at once; auto: by `aim`, and no more than the KV cache holds at the lengths of
+    `workload`."""
     max_num_batched_tokens: AutoCount = "auto"
     """Tokens in one engine step: more shortens the first token, less steadies the others."""
     gpu_memory_utilization: float = Field(default=0.92, gt=0, le=0.98)
@@ -233,7 +222,9 @@ class Replicas(Section):
 
 
 class Slo(Section):
-    """What users are promised; 0: nothing."""
+    """What users are promised; 0: nothing. What the GPUs cannot do at their peak rates is refused, and
+    what is expected to be missed is a note.
+    """
 
     ttft_ms: float = Field(default=0, ge=0)
     """Time to the first token, in ms, median."""
@@ -314,6 +305,10 @@ class ClusterSpec(Section):
     """The hosts."""
     model: Model
     """The model."""
+    aim: Literal["latency", "throughput"] = "latency"
+    """What limits left `auto` are chosen for. latency: the time of each user's tokens; throughput:
+    tokens of all users together, as far as `slo` allows."""
+    workload: Workload = Workload()
     precision: Precision = Precision()
     limits: Limits = Limits()
     parallelism: Parallelism = Parallelism()
@@ -337,6 +332,7 @@ class ClusterSpec(Section):
     """Environment variables of the replica's processes, such as NCCL_* and VLLM_*."""
 
     _document: Document | None = PrivateAttr(default=None)
+    _candidate: int | None = PrivateAttr(default=None)
 
     @classmethod
     def from_document(cls, document: Document) -> ClusterSpec:
@@ -349,8 +345,27 @@ class ClusterSpec(Section):
         spec._document = document  # noqa: SLF001  (its own private attribute)
         return spec
 
+    def serving(self, index: int) -> ClusterSpec:
+        """The same spec with candidate `index` as its model; messages point to the candidate's lines."""
+        candidate = self.model.candidates[index]
+        weights = {name: getattr(candidate, name) for name in Checkpoint.model_fields}
+        model = self.model.model_copy(update={**weights, "candidates": []})
+        spec = self.model_copy(update={"model": model})
+        spec._candidate = index  # noqa: SLF001  (its own private attribute)
+        return spec
+
     def where(self, *loc: str | int) -> Where:
         """The file and line of a key, for messages."""
+        loc = self._written(loc)
         if self._document is None:
             return Where("cluster.yml", None, dotted((SPEC_KEY, *loc)))
         return self._document.where((SPEC_KEY, *loc))
+
+    def _written(self, loc: Loc) -> Loc:
+        """Where a key of the served checkpoint stands: under `model`, or in its candidate."""
+        of_weights = loc[:1] == ("model",) and all(
+            key in Checkpoint.model_fields for key in loc[1:2]
+        )
+        if self._candidate is None or not of_weights:
+            return loc
+        return ("model", "candidates", self._candidate, *loc[1:])

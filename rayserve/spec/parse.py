@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 
 from rayserve.documents import Document, Loc, dotted, load_document
 from rayserve.errors import SpecError, Where
-from rayserve.spec.model import SPEC_KEY, ClusterSpec, Section
+from rayserve.spec.base import Section
+from rayserve.spec.model import SPEC_KEY, ClusterSpec
 from rayserve.spec.rules import first_problem
 from rayserve.spec.words import convert, describe, meaning, members, nearest, section_of
 

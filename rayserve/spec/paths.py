@@ -15,7 +15,7 @@ from rayserve.spec.model import ClusterSpec
 def absolute_paths(spec: ClusterSpec, folder: str) -> ClusterSpec:
     """The same spec with every path on the hosts absolute; `folder`: where cluster.yml lies.
 
-    `model.config` and `speculative.config` stay relative: they are read where the plan is made.
+    Every `config` stays relative: they are read where the plan is made.
     """
 
     def full(path: str) -> str:
@@ -24,11 +24,12 @@ def absolute_paths(spec: ClusterSpec, folder: str) -> ClusterSpec:
     def changed(section: Any, key: str) -> Any:
         return section.model_copy(update={key: full(getattr(section, key))})
 
+    candidates = [changed(candidate, "path") for candidate in spec.model.candidates]
     adapters = [changed(adapter, "path") for adapter in spec.lora.adapters]
     return spec.model_copy(
         update={
             "state_dir": full(spec.state_dir),
-            "model": changed(spec.model, "path"),
+            "model": changed(spec.model, "path").model_copy(update={"candidates": candidates}),
             "chat": changed(spec.chat, "template_file"),
             "endpoint": changed(spec.endpoint, "api_key_file"),
             "kv_offload": changed(spec.kv_offload, "nvme_dir"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from rayserve.documents import Loc
-from rayserve.spec.model import HF_ID, ClusterSpec, NodePool
+from rayserve.spec.base import HF_ID
+from rayserve.spec.checkpoint_rules import candidates_rule, model_rule
+from rayserve.spec.model import ClusterSpec, NodePool
+from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 SERVE_PORTS = {
@@ -16,18 +18,7 @@ SERVE_PORTS = {
     8404: "HAProxy's statistics",
     9101: "HAProxy's metrics",
 }
-CLOUD_SCHEMES = ("s3://", "gs://", "abfss://", "azure://", "http://", "https://", "hf://")
 DRAFT_METHODS = {"draft_model", "eagle", "eagle3", "medusa"}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A rule that a spec breaks; `loc` is relative to `rayserve_cluster`."""
-
-    loc: Loc
-    needed: str
-    found: str
-    do: str
 
 
 def first_problem(spec: ClusterSpec) -> Problem | None:
@@ -85,39 +76,6 @@ def _pools(spec: ClusterSpec) -> Iterator[Problem]:
         )
 
 
-def _model(spec: ClusterSpec) -> Iterator[Problem]:
-    model = spec.model
-    if bool(model.path) == bool(model.hf_id):
-        found = "both" if model.path else "neither"
-        yield Problem(
-            ("model",),
-            "either `model.path` or `model.hf_id`",
-            found,
-            "keep one; a folder on every host (`path`) loads fastest",
-        )
-    if model.path.startswith(CLOUD_SCHEMES):
-        yield Problem(
-            ("model", "path"),
-            "a folder on every host's disk",
-            model.path,
-            "stage the weights there first, and write the folder",
-        )
-    if model.revision and model.path:
-        yield Problem(
-            ("model", "revision"),
-            "`revision` only with `hf_id`",
-            f"path: {model.path}",
-            "remove `revision`; a folder has none",
-        )
-    if model.hf_id and not model.revision and spec.profile == "production":
-        yield Problem(
-            ("model", "hf_id"),
-            "`model.revision` beside hf_id in production",
-            "nothing",
-            "add the commit hash, so that every host loads the same weights",
-        )
-
-
 def _paths(spec: ClusterSpec) -> Iterator[Problem]:
     named: list[tuple[Loc, str]] = [
         (("model", "path"), spec.model.path),
@@ -125,6 +83,10 @@ def _paths(spec: ClusterSpec) -> Iterator[Problem]:
         (("endpoint", "api_key_file"), spec.endpoint.api_key_file),
         (("kv_offload", "nvme_dir"), spec.kv_offload.nvme_dir),
         (("state_dir",), spec.state_dir),
+        *(
+            (("model", "candidates", index, "path"), candidate.path)
+            for index, candidate in enumerate(spec.model.candidates)
+        ),
     ]
     adapters: list[tuple[Loc, str]] = [
         (("lora", "adapters", index, "path"), adapter.path)
@@ -179,6 +141,15 @@ def _limits(spec: ClusterSpec) -> Iterator[Problem]:
             "a step that holds the longest prompt, since chunked_prefill is false",
             f"{step} tokens for max_model_len {length}",
             "write auto, or `chunked_prefill: true`",
+        )
+    work = spec.workload
+    whole = work.prompt_tokens + work.output_tokens
+    if isinstance(length, int) and whole > length and "workload" in spec.model_fields_set:
+        yield Problem(
+            ("workload",),
+            f"prompt_tokens and output_tokens of at most max_model_len ({length}) together",
+            str(whole),
+            "lower them, or raise limits.max_model_len",
         )
     largest = spec.door.max_tokens
     if isinstance(largest, int) and isinstance(length, int) and largest > length:
@@ -362,7 +333,8 @@ def _timeouts(spec: ClusterSpec) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[ClusterSpec], Iterator[Problem]], ...] = (
     _pools,
-    _model,
+    model_rule,
+    candidates_rule,
     _paths,
     _limits,
     _replicas,

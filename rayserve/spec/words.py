@@ -12,7 +12,7 @@ from typing import Any
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rayserve.spec.model import PATTERNS, Section
+from rayserve.spec.base import PATTERNS, Section
 
 SECONDS: dict[str, float] = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
 BYTES: dict[str, float] = {

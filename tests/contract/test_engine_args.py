@@ -57,6 +57,14 @@ def test_snapshot_of_arguments_is_fresh():
     assert path.read_text() == render(build())
 
 
+def test_snapshot_of_models_is_fresh():
+    """The committed list of architectures is that of the installed vLLM and Transformers."""
+    from rayserve.engine.snapshot import build_models, render_models
+
+    path = DATA / f"vllm-{VLLM_VERSION}-models.json"
+    assert path.read_text() == render_models(build_models())
+
+
 def test_ray_knows_our_accelerator_labels():
     """Our list of Ray's labels is the installed Ray's own."""
     from ray.util.accelerators import accelerators

@@ -82,6 +82,27 @@ def test_vllm_still_logs_the_messages_that_the_ledger_reads():
         assert prefix in text, prefix
 
 
+def test_the_gpu_worker_still_keeps_what_the_ledger_reports():
+    """The worker's attributes are read by name, and its sum is the one that a line must keep."""
+    from pathlib import Path
+
+    import vllm
+
+    source = (Path(vllm.__file__).parent / "v1" / "worker" / "gpu_worker.py").read_text()
+    for name in (
+        "init_snapshot",
+        "requested_memory",
+        "total_consumed",
+        "peak_activation_memory",
+        "cudagraph_memory_estimate",
+        "available_kv_cache_memory_bytes",
+    ):
+        assert f"self.{name} = " in source, name
+    assert "total_consumed + profile_result.transient_peak_headroom" in source
+    assert "transient_peak_headroom + cudagraph_memory_estimate_applied" in source
+    assert "- profile_result.non_kv_cache_memory" in source
+
+
 def test_the_cpu_engine_refuses_the_ray_executor():
     """Why TP x PP over hosts is proven here for placement only: vLLM's CPU platform names no Ray device."""
     from vllm.platforms import current_platform

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayserve.plan import Placement
-from rayserve.serving.ledger import LEDGER
+from rayserve.starts import LEDGER
 from tests.ray_cluster import RayCluster, wait_until
 from tests.served import Served, make_plan
 

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from rayserve import inventory, planning
 from rayserve.serve_config import DEPLOYMENT
-from rayserve.serving.ledger import LEDGER
+from rayserve.starts import LEDGER, read_starts
 from tests.ray_cluster import wait_until
 from tests.served import Served, make_plan
 
@@ -106,11 +107,24 @@ def test_each_start_leaves_a_line_in_the_ledger(served):
     """Phases in seconds and the engine's own memory figures, for the planner to calibrate from."""
     (line,) = (served.folder / "state" / LEDGER).read_text().splitlines()
     start = json.loads(line)
-    phases = {"import", "config", "engine", "weights", "profile", "app", "warm-up"}
+    phases = {"import", "config", "engine", "read", "weights", "profile", "app", "warm-up"}
     assert phases <= set(start["phases_s"])
     assert start["revision"] == served.plan.revision
     assert start["memory"][0]["requested_bytes"] > 0
     assert start["engine"]["num_gpu_blocks"] > 0
+    assert "total_bytes" not in start["memory"][0], "the CPU engine has no GPU memory"
+
+
+def test_the_planner_predicts_the_next_start_from_the_ledger(served):
+    """The line of a real start is comparable with its own plan, and becomes the next start's time."""
+    ledger = served.folder / "state" / LEDGER
+    (start,) = read_starts(ledger.read_bytes()).starts
+    planned = planning.make_plan(inventory.locate(str(served.folder), None), [str(ledger)])
+    assert planned.plan.revision == served.plan.revision
+    assert planned.plan.memory is None
+    assert planned.plan.start is not None
+    assert planned.plan.start.starts == 1
+    assert planned.plan.start.expected_s == pytest.approx(start.total_s, abs=0.1)
 
 
 def test_a_client_that_leaves_ends_its_generation(served):

@@ -86,7 +86,12 @@ def test_a_playbook_gives_each_role_what_it_requires(path):
 
 def test_secrets_are_marked_as_such():
     """Ansible keeps the values of such options out of its messages."""
-    marked = {key for role in WITH_OWN_SPECS for key, option in options(role).items() if option.get("no_log")}
+    marked = {
+        key
+        for role in WITH_OWN_SPECS
+        for key, option in options(role).items()
+        if option.get("no_log")
+    }
     assert marked == SECRETS
 
 

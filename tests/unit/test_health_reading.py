@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -161,3 +162,29 @@ def test_a_folder_that_takes_no_textfile_is_a_clear_error(verdict: list[CheckRes
     done = CliRunner().invoke(main, ["check", "host", "--textfile", "/no/such/folder/x.prom"])
     assert done.exit_code == 4
     assert "/no/such/folder/x.prom" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a plan"])
+def test_a_textfile_takes_the_place_of_metrics_only(
+    verdict: list[CheckResult], tmp_path: Path, kind: str
+) -> None:
+    """A pipe, a device or another file is not replaced."""
+    del verdict
+    path = tmp_path / "x"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text("rayserve_plan: {}\n")
+    before = path.stat()
+    done = CliRunner().invoke(main, ["check", "host", "--textfile", str(path)])
+    assert done.exit_code in (2, 4)
+    assert (path.stat().st_ino, path.stat().st_mode) == (before.st_ino, before.st_mode)
+
+
+def test_the_second_textfile_takes_the_place_of_the_first(
+    verdict: list[CheckResult], tmp_path: Path
+) -> None:
+    """A timer writes the same file again and again."""
+    del verdict
+    command = ["check", "host", "--textfile", str(tmp_path / "x.prom")]
+    assert [CliRunner().invoke(main, command).exit_code for _ in range(2)] == [0, 0]

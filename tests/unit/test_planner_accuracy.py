@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.planner_accuracy import main
+from benchmarks.planner_cases import case_inputs, find_record
+from benchmarks.planner_recipes import named_format
 
 CONFIG = {
     "model": "meta-llama/Llama-3.1-8B-Instruct", "architectures": ["LlamaForCausalLM"],
@@ -66,3 +70,46 @@ def test_what_is_left_out_has_its_reason(tmp_path):
     rows = {row["id"]: row for row in report["rows"]}
     assert "config" in rows["alone"]["no_weights"]
     assert "version" in rows["undated"]["no_end_to_end"]
+
+
+@pytest.mark.parametrize(
+    "model,own,wanted",
+    [
+        ("a/Model", None, None),
+        ("a/Model-FP8", None, "fp8"),
+        ("RedHatAI/Model-FP8-dynamic", None, "compressed-tensors"),
+        ("RedHatAI/Model-quantized.w4a16", None, "compressed-tensors"),
+        ("meta-llama/Model-FP8", None, "fbgemm_fp8"),
+        ("a/Model-AWQ-INT4", None, "awq"),
+        ("a/Model-AutoRound", None, "gptq"),
+        ("moonshotai/Kimi-K2-Thinking", None, "compressed-tensors"),
+        ("nvidia/Qwen3.6-27B-NVFP4", None, "modelopt"),
+        ("a/Other", {"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ("a/Other-BF16", {"quant_method": "fp8", "weight_block_size": [128, 128]}, None),
+    ],
+)
+def test_a_checkpoint_whose_log_tells_no_format_has_that_of_its_name(model, own, wanted):
+    """Or that of the model itself, where it was published so."""
+    record = CONFIG | {"quantization_config": own}
+    found = case_inputs({**STARTED, "model": model}, record).config.get("quantization_config")
+    assert (found and found["quant_method"]) == wanted
+
+
+def test_the_pieces_of_a_mixed_checkpoint_are_named():
+    """NVIDIA's Qwen3.6: attention in FP8, the rest and the head in NVFP4 with inputs of 16 bits."""
+    case = {**STARTED, "model": "nvidia/Qwen3.6-27B-NVFP4"}
+    found = case_inputs(case, CONFIG).config["quantization_config"]
+    layers = found["quantized_layers"]
+    assert layers["lm_head"] == {"quant_algo": "W4A16_NVFP4"}
+    path = "model.language_model.layers.31"
+    assert layers[f"{path}.self_attn.q_proj"] == {"quant_algo": "FP8"}
+    assert layers[f"{path}.mlp.up_proj"] == {"quant_algo": "W4A16_NVFP4"}
+    assert named_format("qwen3-32b") == ""
+
+
+def test_a_record_is_found_by_its_aliases():
+    """Where no case names it by its own name, in whatever case the letters are."""
+    records = [CONFIG | {"aliases": ["RedHatAI/Some-8B-FP8"]}]
+    assert find_record({"model": "redhatai/some-8b-fp8"}, records) is records[0]
+    assert find_record({"model": "another"}, records) is None
+    assert find_record({"model": None}, records) is None

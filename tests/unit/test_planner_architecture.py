@@ -12,7 +12,8 @@ from rayserve.errors import SpecError, Where
 from rayserve.planner.weights.architecture import FAMILIES, read_architecture
 from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.planner.weights.modules import Experts, Linear, Rotary, local_kv_heads
-from rayserve.planner.weights.tensors import Place, stage_layers, stage_range, stage_weights
+from rayserve.planner.weights.stages import stage_layers, stage_range
+from rayserve.planner.weights.tensors import Place, stage_weights
 
 FILE = Where("config.json")
 LLAMA = {
@@ -108,10 +109,13 @@ def test_a_llama_layer_has_fused_projections():
     assert linear(layer, "down_proj").local(2) == (14336 // 2, (4096,))
 
 
-@pytest.mark.parametrize("tensor,heads", [(1, 8), (4, 2), (8, 1), (16, 1)])
-def test_kv_heads_are_replicated_beyond_one_a_rank(tensor, heads):
-    """A rank never holds less than one KV head."""
-    assert local_kv_heads(8, tensor) == heads
+@pytest.mark.parametrize(
+    "kv_heads,tensor,heads",
+    [(8, 1, 8), (8, 4, 2), (8, 8, 1), (8, 16, 1), (4, 8, 1), (16, 4, 4), (1, 4, 1)],
+)
+def test_kv_heads_are_replicated_beyond_one_a_rank(kv_heads, tensor, heads):
+    """A rank has its share of the KV heads, and never less than one."""
+    assert local_kv_heads(kv_heads, tensor) == heads
 
 
 def test_latent_attention_keeps_one_latent_a_token():
@@ -295,10 +299,87 @@ def test_an_unknown_format_is_said_to_be_unknown(quantization):
         read(LLAMA | {"quantization_config": quantization})
 
 
-def test_an_unknown_flag_is_said_to_be_unknown():
-    """`--quantization` with a method that only reads its own checkpoints needs one."""
+@pytest.mark.parametrize("flag", ["awq", "gptq_marlin", "bitsandbytes", "compressed-tensors"])
+def test_a_method_that_reads_its_own_checkpoints_is_refused_without_one(flag):
+    """vLLM finds no description of the format and stops; so does the plan, naming what works."""
+    with pytest.raises(SpecError, match=f"quantized with {flag}") as refused:
+        read(LLAMA, quantization=flag)
+    assert not isinstance(refused.value, UnknownModelError)
+    assert "fp8" in refused.value.do
+
+
+def test_a_format_made_while_loading_that_is_not_laid_out_is_said_to_be_unknown():
+    """vLLM takes the flag, so it is no refusal, but the sizes are not known."""
     with pytest.raises(UnknownModelError, match="quantization"):
-        read(LLAMA, quantization="awq")
+        read(LLAMA, quantization="mxfp8")
+
+
+MIXED = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        **{f"model.layers.0.self_attn.{p}_proj": {"quant_algo": "FP8"} for p in "qkvo"},
+        **{
+            f"model.layers.0.mlp.{p}_proj": {"quant_algo": "W4A16_NVFP4"}
+            for p in ("gate", "up", "down")
+        },
+        "lm_head": {"quant_algo": "W4A16_NVFP4"},
+    },
+    "ignore": ["mtp*"],
+}
+
+
+def test_mixed_precision_gives_each_matrix_its_own_format():
+    """Fused matrices take that of their parts; what is not named stays in 16 bits."""
+    model = read(LLAMA | {"quantization_config": MIXED})
+    formats = model.quantization
+    kinds = [
+        formats.scheme(
+            linear(model.layers[index], name).name, linear(model.layers[index], name).parts
+        )
+        for index, name in ((0, "qkv_proj"), (0, "gate_up_proj"), (0, "down_proj"), (1, "qkv_proj"))
+    ]
+    assert [kind and kind.kind for kind in kinds] == ["fp8", "nvfp4", "nvfp4", None]
+    assert isinstance(model.tail[-1], Linear)  # the head is quantized too
+
+
+@pytest.mark.parametrize(
+    "layers", [None, {}, {"a": {"quant_algo": "Q4_K"}}, {"a": {}}, [], {"a": 3}]
+)
+def test_mixed_precision_of_a_strange_kind_is_no_traceback(layers):
+    """Without names, or with a format that is not laid out, nothing is guessed."""
+    with pytest.raises(SpecError):
+        read(LLAMA | {"quantization_config": MIXED | {"quantized_layers": layers}})
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+
+
+def test_gptq_may_leave_modules_or_give_them_other_bits():
+    """`dynamic` of GPTQModel: a minus excludes, anything else overrides, the first match counts."""
+    rules = {"-:.*\\.down_proj": {}, "+:.*\\.layers\\.1\\..*": {"bits": 8, "group_size": -1}}
+    model = read(LLAMA | {"quantization_config": GPTQ | {"dynamic": rules}})
+    found = {
+        (index, name): model.quantization.scheme(
+            linear(model.layers[index], name).name, linear(model.layers[index], name).parts
+        )
+        for index in (0, 1)
+        for name in ("qkv_proj", "down_proj")
+    }
+    assert found[0, "down_proj"] is None
+    assert found[1, "down_proj"] is None
+    assert (found[0, "qkv_proj"].bits, found[0, "qkv_proj"].group) == (4, 128)
+    assert (found[1, "qkv_proj"].bits, found[1, "qkv_proj"].group) == (8, 0)
+
+
+def test_gptq_of_some_modules_leaves_the_others():
+    """`modules_in_block_to_quantize` lists what a checkpoint holds in few bits."""
+    listed = {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj"]]}
+    model = read(LLAMA | {"quantization_config": GPTQ | listed})
+    layer = model.layers[0]
+    assert model.quantization.scheme(linear(layer, "qkv_proj").name) is None
+    gate = linear(layer, "gate_up_proj")
+    assert model.quantization.scheme(gate.name, gate.parts).bits == 4
 
 
 def test_ignored_modules_stay_unquantized():
@@ -362,6 +443,12 @@ def test_every_family_names_a_tower_that_exists():
 
 EVERYTHING = LLAMA | DEEPSEEK | NEXT | NEMOTRON | {"num_local_experts": 8, "sliding_window": 128}
 EVERYTHING |= {"num_key_value_heads": 8, "global_head_dim": 512, "num_kv_shared_layers": 2}
+EVERYTHING |= {"moe_num_experts": 8, "moe_k": 2, "mamba_n_heads": 32, "mamba_d_state": 16}
+EVERYTHING |= {
+    "ffn_config": {"moe_num_experts": 8, "moe_top_k": 2, "ffn_hidden_size": 512},
+    "attn_config": {"kv_n_heads": 8},
+    "model_type": "llama",
+}
 STRANGE = [
     None,
     -1,
@@ -385,7 +472,8 @@ STRANGE = [
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_every_family_is_laid_out_and_replayed(name):
     """Each architecture of the table yields layers, and weights on every stage of a cut."""
-    model = read(EVERYTHING | {"architectures": [name]})
+    kinds = {"layer_types": ["mamba", "attention"] * 3} if "Granite" in name else {}
+    model = read(EVERYTHING | {"architectures": [name]} | kinds)
     assert len(model.layers) == 6
     assert all(size > 0 for size in stage_weights(model, Place(4, 2, draft=True)))
 

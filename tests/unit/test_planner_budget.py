@@ -14,31 +14,29 @@ from rayserve.planner.memory.budget import (
     Budget,
     Outcome,
     Terms,
-    calibrate,
     judge,
     kv_budget,
     measure_command,
-    measured_start,
-    predict_start_s,
     requested_bytes,
     worst,
 )
-from rayserve.planner.memory.ranges import GIB, Range, combined, spanning
+from rayserve.planner.memory.ranges import Range, combined
 from rayserve.planner.memory.terms import (
-    MIB,
     ExpertKernel,
     Experts,
     GraphMemory,
     Vision,
     Work,
     activation,
+    flashinfer_buffer,
     graph_memory,
     images_profiled,
     kept_buffers,
     mla_prefill_bytes,
     non_torch,
 )
-from rayserve.planner.memory.versions import Batch, version_facts
+from rayserve.planner.memory.versions import version_facts
+from rayserve.planner.units import GIB, MIB
 
 LLAMA_8B = Work(step_tokens=8192, seqs=1024, hidden=4096, padded_vocab=128256, mlp_width=14336)
 PHI_4 = Work(step_tokens=2048, seqs=256, hidden=5120, padded_vocab=100352, mlp_width=17920)
@@ -84,12 +82,6 @@ def test_independent_ranges_combine_narrower_than_their_sum():
     total = combined([Range(7, 10, 13), Range(16, 20, 24)])
     assert (total.low, total.expected, total.high) == (25, 30, 35)
     assert combined([Range.exact(5), Range.exact(6)]).width == 0
-
-
-def test_spanning_covers_every_case():
-    """Where a setting is not known, the range covers each, and expects what the first does."""
-    both = spanning([Range(4, 5, 6, "a"), Range(1, 2, 3)])
-    assert (both.low, both.expected, both.high, both.basis) == (1, 5, 6, "a")
 
 
 # ── activation: figures of public start-up logs ─────────────────────────────────────────────────
@@ -248,6 +240,26 @@ def test_graphs_grow_with_sizes_and_layers():
     assert graph_memory(version_facts("0.6.5"), sizes, layers=40).estimate.high == 0
 
 
+def test_flashinfer_makes_its_workspace_as_graphs_are_recorded():
+    """394 MiB, which the estimate holds from 0.20 on; 0.32 lets it grow with step and heads."""
+    older = flashinfer_buffer(version_facts("0.24.0"), step_tokens=8192, query_width=4096)
+    assert (older.low, older.expected, older.high) == (394 * MIB, 394 * MIB, 512 * MIB)
+    assert flashinfer_buffer(V32, step_tokens=8192, query_width=4096).expected == 512 * MIB
+    assert flashinfer_buffer(V32, step_tokens=2048, query_width=1024).expected == 394 * MIB
+    plain = graph_memory(V19, [1, 2], layers=8)
+    more = plain.beside(older)
+    assert more.estimate.expected - plain.estimate.expected == 394 * MIB
+    assert more.actual.high - plain.actual.high == 512 * MIB
+
+
+def test_before_0_17_nobody_knows_who_sampled():
+    """FlashInfer sorts nothing: the low end is without the sort, the expectation and the rest with it."""
+    unsure = activation(version_facts("0.11.0"), LLAMA_8B, capability=9)
+    sure = activation(V19, LLAMA_8B, capability=9)
+    assert unsure.low <= sure.expected < unsure.expected < unsure.high
+    assert unsure.expected - unsure.low > 2 * GIB
+
+
 def test_buffers_count_from_0_27():
     """Penalty counters are part of the consumed memory, which older versions did not measure."""
     assert kept_buffers(version_facts("0.26.0"), LLAMA_8B).high == 0
@@ -396,99 +408,6 @@ def test_command_that_measures():
     assert words[-3:] == ["--tensor-parallel-size", "8", "--foo"]
     inner = measure_command("m", {}, layers=2, text_config=True)
     assert '"text_config": {"num_hidden_layers": 2}' in inner
-
-
-# ── calibration ─────────────────────────────────────────────────────────────────────────────────
-
-BATCH = Batch(2048, 32)
-
-
-def record(**memory):
-    """A start ledger's line of two ranks."""
-    rank = {
-        "rank": 0,
-        "requested_bytes": 72 * GIB,
-        "weights_bytes": 20 * GIB,
-        "consumed_bytes": 22 * GIB,
-        "activation_bytes": 3 * GIB,
-        "cudagraph_bytes": GIB,
-        "kv_bytes": 47 * GIB,
-    } | memory
-    return {
-        "memory": [rank, rank | {"rank": 1, "consumed_bytes": 21 * GIB}],
-        "engine": {
-            "max_num_batched_tokens": 2048,
-            "max_num_seqs": 32,
-            "tensor_parallel_size": 2,
-            "pipeline_parallel_size": 1,
-        },
-        "phases_s": {"import": 10, "config": 1, "engine": 60, "weights": 40, "graphs": 5},
-    }
-
-
-def unsure() -> Terms:
-    """Terms before a start: wide."""
-    wide = Range.gib(0, 2, 8)
-    return Terms(wide, wide, wide, wide, GraphMemory(wide, wide))
-
-
-def test_start_narrows_the_terms():
-    """A start of the same engine replaces guesses by measurements: the fullest rank's."""
-    start = measured_start(V32, record())
-    assert start is not None
-    terms = calibrate(unsure(), [start], batch=BATCH, tensor=2, pipeline=1)
-    assert terms.calibrated == ("weights", "activation", "non_torch", "graphs")
-    assert terms.weights == Range.exact(20 * GIB, terms.weights.basis)
-    assert terms.activation.expected == 2 * GIB, "0.32 prints the peak with the graphs"
-    assert terms.non_torch.expected == 2 * GIB
-    assert terms.buffers.high == 0
-    assert terms.graphs.estimate.expected == GIB
-    assert terms.activation.width < 0.3 * GIB
-    made = kv_budget(V32, terms, total_bytes=80 * GIB, utilization=0.9)
-    assert made.kv.low < 47 * GIB < made.kv.high
-    assert made.kv.width < 0.5 * GIB
-
-
-@pytest.mark.parametrize(
-    "batch,tensor,names",
-    [
-        (Batch(8192, 32), 2, ("weights", "non_torch")),
-        (Batch(2048, 64), 2, ("weights",)),
-        (BATCH, 4, ()),
-    ],
-)
-def test_start_of_another_shape_narrows_less(batch, tensor, names):
-    """Another step leaves the peak open, another max_num_seqs the buffers, another cut everything."""
-    start = measured_start(V32, record())
-    assert start is not None
-    terms = calibrate(unsure(), [start], batch=batch, tensor=tensor, pipeline=1)
-    assert terms.calibrated == names
-    assert terms.activation == unsure().activation
-
-
-@pytest.mark.parametrize("line", [{}, {"memory": []}, record() | {"engine": {}}])
-def test_line_without_measurements_is_none(line):
-    """A line that lacks the ranks' memory or the engine's facts calibrates nothing."""
-    assert measured_start(V32, line) is None
-
-
-def test_cpu_start_measures_nothing():
-    """A CPU worker reports what it requested and no more: there is nothing to learn from it."""
-    line = record() | {"memory": [{"rank": 0, "requested_bytes": GIB}]}
-    assert measured_start(V32, line) is None
-
-
-def test_start_time():
-    """The disk bounds the load; earlier starts give the rest, the parts of a phase counted once."""
-    first = predict_start_s(read_bytes=100 * GIB, disk_bytes_per_s=2 * GIB)
-    assert (first.load_s, first.rest_s, first.total_s) == (50, None, 50)
-    start = measured_start(V32, record())
-    assert start is not None
-    again = predict_start_s(read_bytes=100 * GIB, disk_bytes_per_s=10 * GIB, starts=[start])
-    assert again.load_s == 40, "it never was faster"
-    assert again.rest_s == 31
-    with pytest.raises(ValueError, match="positive"):
-        predict_start_s(read_bytes=1, disk_bytes_per_s=0)
 
 
 def test_budget_names_what_it_counts():

@@ -15,6 +15,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hostile_files import config_bytes
+from benchmarks.hostile_files import safetensors as header_file
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.figures import text_parts
 from rayserve.planner.support.reading import (
@@ -25,7 +27,7 @@ from rayserve.planner.support.reading import (
     parse_index,
     parse_object,
 )
-from rayserve.planner.support.tensor_headers import check_index, header_bytes, parse_header
+from rayserve.planner.weights.checkpoint import check_index, header_bytes, parse_header
 
 FOLDER = Path(__file__).parent.parent / "cases" / "hostile_configs"
 CONFIGS = yaml.safe_load((FOLDER / "configs.yml").read_text(encoding="utf-8"))
@@ -34,32 +36,10 @@ BASE = CONFIGS["base"]
 WHERE = Where("model/config.json")
 
 
-def config_bytes(case: dict) -> bytes:
-    """The file of a case in configs.yml."""
-    if "hex" in case:
-        return bytes.fromhex(case["hex"])
-    text = case.get("text", BASE)
-    if "swap" in case:
-        old, new = case["swap"]
-        assert text.count(old) == 1, case["name"]
-        text = text.replace(old, new)
-    if "set" in case:
-        data = {**json.loads(text), **case["set"]}
-        text = json.dumps({key: value for key, value in data.items() if value is not None})
-    return text.encode()
-
-
-def header_file(rows: object, data: int = 0, length: int | None = None) -> bytes:
-    """A safetensors file."""
-    header = json.dumps(rows).encode()
-    size = len(header) if length is None else length
-    return size.to_bytes(8, "little") + header + bytes(data)
-
-
 def read(case: dict, kind: str) -> None:
     """Read the file of a case as what it claims to be."""
     if kind == "config":
-        parse_config(config_bytes(case), WHERE)
+        parse_config(config_bytes(case, BASE), WHERE)
     elif kind == "index":
         text = case.get("text") or json.dumps(case["json"])
         parse_index(text.encode(), WHERE)

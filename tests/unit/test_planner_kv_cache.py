@@ -18,12 +18,10 @@ from rayserve.errors import SpecError
 from rayserve.planner.kv.cache import (
     CacheSettings,
     blocks_per_request,
-    bytes_for_requests,
     cache_capacity,
     cache_layout,
     cache_rules,
     concurrent_batches,
-    longest_request,
     max_concurrency,
 )
 from rayserve.planner.kv.groups import aligned_block_size
@@ -33,7 +31,6 @@ from rayserve.planner.kv.layers import (
     attention_layer,
     gated_delta_state_bytes,
     indexer_layer,
-    kv_heads_on_rank,
     latent_layer,
     layer_bytes_per_token,
     mamba2_state_bytes,
@@ -188,14 +185,6 @@ def test_log_two_head_sizes():
 
 
 # ── layers ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "kv_heads, tensor, expected", [(8, 1, 8), (8, 8, 1), (4, 8, 1), (16, 4, 4), (1, 4, 1)]
-)
-def test_heads_are_shared_out_or_repeated(kv_heads, tensor, expected):
-    """A rank has its share of the KV heads, and at least one."""
-    assert kv_heads_on_rank(kv_heads, tensor) == expected
 
 
 @pytest.mark.parametrize(
@@ -433,7 +422,6 @@ def test_null_block_is_never_lent():
     assert (exact.fits, exact.estimated_max_model_len) == (False, 144)
     more = cache_capacity(layout, [11 * block], chosen)
     assert (more.fits, more.estimated_max_model_len, more.num_blocks) == (True, 160, 11)
-    assert bytes_for_requests(layout, chosen, [160]) == (11 * block,)
 
 
 @pytest.mark.parametrize("available", [0, -GIB, 1])
@@ -502,7 +490,7 @@ def test_longest_request_is_the_longest(layers, length, available):
     """The proposed length fits, and one token more does not."""
     chosen = settings(length=length)
     layout = cache_layout([layers], chosen)
-    longest = longest_request(layout, [available], chosen)
+    longest = cache_capacity(layout, [available], chosen).estimated_max_model_len
     assert 0 <= longest <= length
     usable = available - layout.stage_block_bytes[0]
 

@@ -8,7 +8,7 @@ import pytest
 
 from rayserve.errors import Where
 from rayserve.planner.support.divisibility import CutShape, check_cut, stage_layers, tensor_sizes
-from rayserve.planner.support.host_limits import GIB, QUEUE_BYTES, HostFacts, check_host, shm_bytes
+from rayserve.planner.support.host_limits import QUEUE_BYTES, HostFacts, check_host, shm_bytes
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import (
     Attention,
@@ -21,6 +21,7 @@ from rayserve.planner.support.precision import (
 )
 from rayserve.planner.support.reading import parse_config
 from rayserve.planner.support.schemes import ONLINE, Scheme, schemes_of
+from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import read_architecture
 from tests.bad_specs import ROOT
 
@@ -623,7 +624,8 @@ def test_host_memory_for_offloaded_blocks():
     assert tiny.do == "leave kv_offload out"
 
 
-def test_more_ranks_than_gpus():
-    """A host with fewer GPUs than ranks is refused with its number."""
-    (refusal,) = host_findings(tensor=16)
-    assert refusal.do.startswith("write tensor: 8")
+def test_what_is_proposed_works_for_memory_and_shared_memory():
+    """Each refusal names a size that passes both checks."""
+    for finding in host_findings(offload=400, replicas=1, memory_gib=256, shm_gib=128):
+        assert finding.do.startswith("write cpu_gib: 127")
+    assert host_findings(offload=127, replicas=1, memory_gib=256, shm_gib=128) == ()

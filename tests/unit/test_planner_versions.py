@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rayserve.engine import VLLM_VERSION
-from rayserve.planner.memory.ranges import GIB
 from rayserve.planner.memory.versions import (
     Batch,
     Runner,
@@ -15,6 +14,7 @@ from rayserve.planner.memory.versions import (
     version_facts,
     version_number,
 )
+from rayserve.planner.units import GIB
 
 A100 = int(79.25 * GIB)
 H100 = int(79.19 * GIB)

@@ -11,7 +11,6 @@ from rayserve.errors import HostError
 from rayserve.serve_config import HAPROXY_SWITCH
 from rayserve.serving.guards import check_keys
 from rayserve.serving.ledger import (
-    LEDGER,
     PHASE_FILE,
     MemoryReport,
     PhaseHandler,
@@ -41,6 +40,19 @@ def test_engine_messages_become_phases(tmp_path, monkeypatch):
     assert ledger.phases == {"weights": 14.5, "profile": 3.0}
 
 
+def test_reading_the_checkpoint_is_a_part_of_loading_it(tmp_path, monkeypatch):
+    """The part is told apart, since the disk bounds only that; a CPU worker tells no more than it."""
+    monkeypatch.setenv(PHASE_FILE, str(tmp_path / "cpu.jsonl"))
+    PhaseHandler().emit(record("Loading weights took %.2f seconds", 9.0))
+    ledger = StartLedger("abc")
+    ledger.read_engine_phases(tmp_path / "cpu.jsonl")
+    assert ledger.phases == {"read": 9.0, "weights": 9.0}
+    PhaseHandler().emit(record("Model loading took %s GiB memory and %.6f seconds", "1", 12.0))
+    ledger = StartLedger("abc")
+    ledger.read_engine_phases(tmp_path / "cpu.jsonl")
+    assert ledger.phases == {"read": 9.0, "weights": 12.0}
+
+
 def test_messages_are_ignored_where_no_file_is_named(monkeypatch):
     """Engines outside of a replica are not disturbed."""
     monkeypatch.delenv(PHASE_FILE, raising=False)
@@ -59,16 +71,18 @@ def test_the_ledger_is_one_json_line_a_start(tmp_path):
     """Each start adds a line with phases, memory and engine facts."""
     ledger = StartLedger("abc")
     for _ in range(2):
-        append(tmp_path / "state", ledger.line([{"rank": 0, "kv_bytes": 5}], {"block_size": 16}))
-    lines = (tmp_path / "state" / LEDGER).read_text().splitlines()
+        record = ledger.line({"schema": 2}, [{"rank": 0, "kv_bytes": 5}], {"block_size": 16})
+        append(tmp_path / "state" / "starts.jsonl", record)
+    lines = (tmp_path / "state" / "starts.jsonl").read_text().splitlines()
     assert len(lines) == 2
     assert json.loads(lines[0])["memory"] == [{"rank": 0, "kv_bytes": 5}]
+    assert json.loads(lines[0])["schema"] == 2
 
 
 def test_a_ledger_that_cannot_be_written_costs_no_replica(tmp_path, caplog):
     """The failure is a warning."""
     (tmp_path / "state").write_text("a file where the folder should be")
-    append(tmp_path / "state", {"revision": "abc"})
+    append(tmp_path / "state" / "starts.jsonl", {"revision": "abc"})
     assert "was not written" in caplog.text
 
 
@@ -80,6 +94,27 @@ def test_memory_terms_that_a_worker_does_not_measure_are_left_out():
         requested_memory = 80
 
     assert Worker().rayserve_memory() == {"rank": 3, "requested_bytes": 80}
+
+
+def test_a_gpu_worker_names_its_gpu(monkeypatch):
+    """Name and total as vLLM sees them; a platform that cannot name it costs the name alone."""
+
+    class Snapshot:
+        total_memory = 85 * 10**9
+
+    class Worker(MemoryReport):
+        rank = 1
+        local_rank = 1
+        init_snapshot = Snapshot()
+
+    monkeypatch.setattr("rayserve.serving.ledger.device_name", lambda index: f"GPU {index}")
+    assert Worker().rayserve_memory() == {
+        "rank": 1,
+        "total_bytes": 85 * 10**9,
+        "device_name": "GPU 1",
+    }
+    monkeypatch.setattr("rayserve.serving.ledger.device_name", lambda index: "")
+    assert "device_name" not in Worker().rayserve_memory()
 
 
 def test_time_to_first_token_is_the_mean_of_the_window():

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from scripts import setup_venv
+from scripts import setup_browser, setup_venv
 from scripts.setup_venv import failed, is_complete, parse_pins, show_step
 
 
@@ -95,3 +95,45 @@ def test_a_python_that_cannot_be_used_is_refused_by_name():
     assert done.returncode == 4
     assert "RAYSERVE_PYTHON=/bin/false" in done.stderr
     assert "do:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "there, root, apt, done, said",
+    [
+        (True, True, True, [], ""),
+        (False, False, True, [], "apt-get install chromium-headless-shell"),
+        (False, True, False, [], "a test is skipped"),
+        (False, True, True, ["update", "install"], "missing on this machine"),
+    ],
+)
+def test_a_browser_is_installed_where_it_can_be(
+    monkeypatch, tmp_path, capsys, there, root, apt, done, said
+):
+    """Only as root, only with apt-get, and only where none is; else it is said what to do."""
+    seen = []
+    programs = {"apt-get": "/usr/bin/apt-get"} if apt else {}
+    if there:
+        programs["chromium"] = "/usr/bin/chromium"
+    monkeypatch.setattr(setup_browser.shutil, "which", programs.get)
+    monkeypatch.setattr(setup_browser.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(setup_browser, "LOG", tmp_path / "build" / "browser.log")
+    monkeypatch.setattr(
+        setup_browser.subprocess, "run", lambda command, **options: seen.append(command[1])
+    )
+    assert setup_browser.main() == 0
+    assert seen == done
+    assert said in capsys.readouterr().out
+
+
+def test_a_browser_that_cannot_be_installed_stops_nothing(monkeypatch, tmp_path, capsys):
+    """A mirror that does not answer is told, with the log; the set-up goes on."""
+
+    def refuse(command, **options):
+        raise subprocess.CalledProcessError(100, command)
+
+    monkeypatch.setattr(setup_browser.shutil, "which", {"apt-get": "/usr/bin/apt-get"}.get)
+    monkeypatch.setattr(setup_browser.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(setup_browser, "LOG", tmp_path / "build" / "browser.log")
+    monkeypatch.setattr(setup_browser.subprocess, "run", refuse)
+    assert setup_browser.main() == 0
+    assert "browser.log" in capsys.readouterr().out

@@ -24,7 +24,7 @@ BASE = yaml.safe_load(CASES.read_text())["base"]
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)
 def test_bad_spec_is_refused(case):
     """One mistake gives one error of the right kind, on the right line, that says what to do."""
-    error = case.refusal()
+    error = case.refusal
     assert error is not None, "the spec passed"
     assert type(error).__name__ == case.error
     assert case.expect in error.message()
@@ -40,7 +40,7 @@ def test_the_table_of_bad_specs_covers_what_it_should():
     """Enough distinct mistakes, each told apart by its own message."""
     assert len(BAD) >= 100
     assert len({case.name for case in BAD}) == len(BAD)
-    needed = {error.needed for case in BAD if (error := case.refusal()) is not None}
+    needed = {error.needed for case in BAD if (error := case.refusal) is not None}
     assert len(needed) >= 60
 
 

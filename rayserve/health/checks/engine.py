@@ -19,6 +19,14 @@ class EngineFacts:
     ending: str = ""
 
 
+MEANING = {
+    0: "nothing listens here",
+    404: "this revision is not deployed here",
+    503: "Serve has no replica of this revision",
+}
+"""What a status of /health other than 200 says; any other comes from the engine itself."""
+
+
 def check_engine(facts: EngineFacts | None) -> list[CheckResult]:
     """Both verdicts; None: no plan was given."""
     return [check_alive(facts), check_ready(facts)]
@@ -34,7 +42,7 @@ def check_alive(facts: EngineFacts | None) -> CheckResult:
     observed = f"{facts.health} from {facts.url}/health" if facts.health else facts.ending
     return check.failed(
         observed,
-        why="nothing serves this revision here" if not facts.health else "the engine has died",
+        why=MEANING.get(facts.health, "the engine has died"),
         do="serve status; the log of the replica is under /tmp/ray/session_latest/logs/serve",
     )
 

@@ -153,7 +153,7 @@ def check_ecc(smi: SmiReading | None, on_bus: int) -> CheckResult:
         each = ", ".join(f"GPU {gpu.index}: {gpu.volatile_uncorrectable}" for gpu in struck)
         return check.failed(
             f"uncorrectable errors, {each}",
-            why="results since then may be wrong; ranks that read the page are killed",
+            why="a rank that reads such memory is killed; uncontained, others on the GPU are too",
             do="drain this host and reset the GPU (nvidia-smi -r -i N); if it comes back, replace it",
         )
     off = [gpu.index for gpu in smi.gpus if gpu.ecc is False]
@@ -182,7 +182,7 @@ def check_rows(smi: SmiReading | None, on_bus: int) -> CheckResult:
     if waiting:
         return check.failed(
             f"a row waits: GPU {_list(waiting)}",
-            why="the faulty row stays in use until the GPU is reset",
+            why="until the GPU is reset the faulty row is avoided only, not replaced",
             do=f"drain this host, then: nvidia-smi -r -i {waiting[0]}, or reboot",
         )
     worn = [gpu for gpu in smi.gpus if (gpu.remapped_uncorrectable or 0) >= REMAPPED_ROWS]

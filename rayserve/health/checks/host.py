@@ -88,7 +88,8 @@ def check_memlock(facts: HostFacts) -> CheckResult:
     )
 
 
-OURS = ("ray", "raylet", "gcs_server", "haproxy", "python", "serve", "dashboard")
+OURS = ("ray::", "raylet", "gcs_server", "haproxy")
+"""Beginnings of the names of Ray's and Serve's processes."""
 
 
 def check_ports(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
@@ -99,16 +100,20 @@ def check_ports(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
     if facts.listeners is None:
         return check.skipped("the list of open ports could not be read")
     taken = [one for one in facts.listeners if one.port in wanted.ports]
-    strange = [one for one in taken if not one.owner.startswith(OURS)]
-    if not strange:
-        held = f"; {len(taken)} held by Ray or Serve" if taken else ""
-        return check.passed(f"{', '.join(map(str, wanted.ports))} free{held}")
-    who = ", ".join(f"{one.port} by {one.owner or 'a process of another user'}" for one in strange)
-    return check.failed(
-        f"taken: {who}",
-        why="Ray or Serve does not start, or a client reaches something else",
-        do="stop that process, or write another port in cluster.yml",
-    )
+    strange = [one for one in taken if one.owner and not one.owner.startswith(OURS)]
+    unknown = [str(one.port) for one in taken if not one.owner]
+    ports = ", ".join(map(str, wanted.ports))
+    if strange:
+        return check.failed(
+            "taken: " + ", ".join(f"{one.port} by {one.owner}" for one in strange),
+            why="Ray or Serve does not start, or a client reaches something else",
+            do="stop that process, or write another port in cluster.yml",
+        )
+    if unknown:
+        return check.skipped(f"{', '.join(unknown)} taken, and only root sees by whom")
+    if taken:
+        return check.passed(f"{ports}: {len(taken)} held by Ray or Serve, the others free")
+    return check.passed(f"{ports} free")
 
 
 def check_ray_disk(mount: Mount | None) -> CheckResult:
@@ -146,11 +151,23 @@ def check_raid(degraded: tuple[str, ...] | None) -> CheckResult:
         return check.skipped("no software RAID on this host")
     if not degraded:
         return check.passed("whole")
-    return check.failed(
-        ", ".join(degraded),
-        why="a striped array that misses a disk has lost its data; a mirror has lost its spare",
-        do="cat /proc/mdstat; mdadm --detail /dev/mdX; copy the weights again after the repair",
+    do = "cat /proc/mdstat; mdadm --detail /dev/mdX; replace the disk"
+    lost = [one for one in degraded if not _has_spare(one)]
+    if lost:
+        return check.failed(
+            ", ".join(lost),
+            why="a striped array that misses a disk has lost its data",
+            do=f"{do}, make the array anew and copy the weights",
+        )
+    return check.warned(
+        ", ".join(degraded), why="the next disk that fails takes the data with it", do=do
     )
+
+
+def _has_spare(degraded: str) -> bool:
+    """A mirror or a parity array that still runs."""
+    _, level, state = degraded.split(": ", 2)
+    return level not in ("raid", "raid0", "linear") and state not in ("inactive", "broken")
 
 
 def check_mounts(facts: HostFacts, wanted: Wanted | None) -> CheckResult:

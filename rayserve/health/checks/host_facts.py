@@ -91,5 +91,4 @@ class HostFacts:
     """PCI bridges whose access control sends transfers between devices through the root."""
     guest: bool | None = None
     """A virtual machine."""
-    reboot_required: bool = False
     container: bool = False

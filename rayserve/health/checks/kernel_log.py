@@ -111,4 +111,4 @@ def _meaning(fault: Fault) -> str:
         return "the GPU no longer answers on the PCI bus"
     if fault.kind is FaultKind.MISMATCH:
         return "the libraries were replaced under the running module"
-    return "the kernel refused the driver's module"
+    return "the kernel refused a module that is not signed; the driver's may be the one"

@@ -11,22 +11,23 @@ ANSWER_S = 2.0
 
 
 def read_engine_facts(plan: Plan) -> EngineFacts:
-    """Ask the revision's own route, by loopback."""
-    port, route = plan.endpoint.port, f"/{plan.revision}"
-    url = f"http://127.0.0.1:{port}{route}"
-    health, ending = _status(port, f"{route}/health")
+    """Ask the revision's own route, at the address that Serve binds."""
+    host, port, route = plan.endpoint.host, plan.endpoint.port, f"/{plan.revision}"
+    host = "127.0.0.1" if host in ("", "0.0.0.0") else host
+    url = f"http://{host}:{port}{route}"
+    health, ending = _status(host, port, f"{route}/health")
     if not health:
         return EngineFacts(url, ending=ending)
-    ready, ending = _status(port, f"{route}/ready")
+    ready, ending = _status(host, port, f"{route}/ready")
     return EngineFacts(url, health, ready, ending)
 
 
-def _status(port: int, path: str) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
+def _status(host: str, port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
     try:
         connection.request("GET", path)
         return connection.getresponse().status, ""
     except (OSError, http.client.HTTPException) as error:
-        return 0, f"127.0.0.1:{port}: {str(error) or type(error).__name__}"
+        return 0, f"{host}:{port}: {str(error) or type(error).__name__}"
     finally:
         connection.close()

@@ -7,6 +7,7 @@ made by a child, which may die or hang without us.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -38,9 +39,13 @@ else:
     print(json.dumps({"code": code, "devices": count.value}))
 """
 LOGS = (
+    ("journalctl", "--dmesg", "--boot", "--no-pager", "--output", "short-iso"),
     ("dmesg", "--time-format", "iso"),
     ("dmesg",),
-    ("journalctl", "--dmesg", "--boot", "--no-pager", "--output", "short-iso"),
+)
+"""The journal first: the kernel's own buffer forgets what is old."""
+KERNEL_LINE = re.compile(
+    r"\b(?:kernel:|Linux version|NVRM:|nvidia-)|^\[ *\d+\.\d+\]|^\d{4}-\d\d-\d\dT", re.MULTILINE
 )
 
 
@@ -51,26 +56,37 @@ def read_gpu_facts(*, root: Path = Path("/"), run: Runner = run) -> GpuFacts:
         return GpuFacts(on_bus=0, smi=None, log=())
     log = read_log(run)
     smi, ending = read_smi(run)
-    return GpuFacts(on_bus=on_bus, smi=smi, smi_ending=ending, cuda=read_cuda(run), log=log)
+    # A driver that does not answer nvidia-smi holds up CUDA too, and what waits there cannot be killed.
+    hung = smi is None and ending.startswith("no answer")
+    cuda = CudaFact(0, ending="not asked: nvidia-smi did not come back") if hung else read_cuda(run)
+    return GpuFacts(on_bus=on_bus, smi=smi, smi_ending=ending, cuda=cuda, log=log)
 
 
 def read_log(run: Runner) -> tuple[Fault, ...] | None:
     """Faults of this boot; None where nobody lets us read the kernel log."""
     for command in LOGS:
         answer = run(command, LOG_S)
-        if answer.ok:
+        # journalctl ends well where it may read nothing, and says "No entries".
+        if answer.ok and KERNEL_LINE.search(answer.text):
             return tuple(faults(answer.text.splitlines()))
     return None
+
+
+XML = re.compile(r"<nvidia_smi_log>.*</nvidia_smi_log>", re.DOTALL)
+WARNINGS = frozenset({"exit code 14"})
+"""nvidia-smi's own code for a corrupt infoROM, beside a whole answer."""
 
 
 def read_smi(run: Runner) -> tuple[SmiReading | None, str]:
     """nvidia-smi's answer, or why there is none."""
     answer = run(["nvidia-smi", "-q", "-x"], SMI_S)
-    if not answer.ok:
+    whole = XML.search(answer.text)  # warnings may stand around it
+    if not whole or not (answer.ok or answer.ending in WARNINGS):
         said = answer.text.strip().splitlines()
-        return None, f"{answer.ending}: {said[0][:120]}" if said else answer.ending
+        why = answer.ending or "not the XML of nvidia-smi"
+        return None, f"{why}: {said[-1][:120]}" if said and not whole else why
     try:
-        return parse_query(answer.text), ""
+        return parse_query(whole[0]), ""
     except UnreadableError as error:
         return None, str(error)
 
@@ -97,13 +113,15 @@ def read_fabric_facts(*, root: Path = Path("/"), run: Runner = run) -> FabricFac
     on_bus, _ = nvidia_devices(root)
     if on_bus < 2:
         return FabricFacts(on_bus)
-    smi, _ = read_smi(run)
+    smi, ending = read_smi(run)
+    if smi is None and ending.startswith("no answer"):
+        return FabricFacts(on_bus)
     states = tuple(gpu.fabric_state for gpu in smi.gpus) if smi is not None else ()
     return FabricFacts(
         on_bus=on_bus,
         topology=_matrix(run, ["nvidia-smi", "topo", "-m"]),
         peers=_matrix(run, ["nvidia-smi", "topo", "-p2p", "n"]),
-        fabric_states=states if all(states) else (),
+        fabric_states=states if any(states) else (),
     )
 
 

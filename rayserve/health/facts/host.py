@@ -39,7 +39,7 @@ def read_host_facts(
     """All facts of this host. `listeners`: who holds which port; None: asked of the kernel."""
     gpus, switches = nvidia_devices(root)
     kernel = _line(root / "proc/sys/kernel/osrelease")
-    kernels = tuple(_kernels(root))
+    kernels = tuple(_kernels(root, run)) if gpus else ()
     swap_bytes, swap_used_bytes = _swap(root)
     packages, held = _packages(run)
     paths = [path for path in (wanted.model_path, wanted.offload_dir) if path] if wanted else []
@@ -71,7 +71,6 @@ def read_host_facts(
         iommu=_iommu(root),
         redirecting=redirecting_bridges(run) if gpus else None,
         guest=_is_guest(run),
-        reboot_required=(root / "var/run/reboot-required").exists(),
         container=_is_container(root),
     )
 
@@ -86,7 +85,7 @@ def _line(path: Path) -> str:
 # ── kernel and driver ───────────────────────────────────────────────────────────────────────────
 
 
-def _kernels(root: Path) -> Iterator[InstalledKernel]:
+def _kernels(root: Path, run: Runner) -> Iterator[InstalledKernel]:
     """Kernels that may boot: those with modules, and an image where /boot has any."""
     modules, boot = root / "lib/modules", root / "boot"
     try:
@@ -100,7 +99,7 @@ def _kernels(root: Path) -> Iterator[InstalledKernel]:
         yield InstalledKernel(
             release=folder.name,
             headers=(folder / "build").exists(),
-            driver=_module_version(folder),
+            driver=_module_version(folder.name, run),
         )
 
 
@@ -111,14 +110,10 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _module_version(folder: Path) -> str:
-    """Version of the NVIDIA module under a kernel's folder, read from the module itself."""
-    for name in ("nvidia.ko", "nvidia.ko.zst", "nvidia.ko.xz", "nvidia.ko.gz"):
-        for path in sorted(folder.rglob(name)):
-            with contextlib.suppress(OSError):
-                match = re.search(rb"\0version=([0-9.]+)\0", b"\0" + path.read_bytes())
-                return match[1].decode() if match else "compressed"
-    return ""
+def _module_version(release: str, run: Runner) -> str:
+    """Version of the NVIDIA module that depmod would load for a kernel; empty: there is none."""
+    answer = run(["modinfo", "-F", "version", "-k", release, "nvidia"], QUICK_S)
+    return answer.text.strip() if answer.ok else ""
 
 
 def _next_kernel(root: Path, kernels: Sequence[InstalledKernel]) -> str:
@@ -225,7 +220,7 @@ def _name(pid: int | None) -> str:
     if pid is None:
         return ""
     try:
-        return psutil.Process(pid).name().removeprefix("ray::")
+        return psutil.Process(pid).name()
     except psutil.Error:
         return ""
 
@@ -265,16 +260,24 @@ def _raid(root: Path) -> tuple[str, ...] | None:
 
 
 def parse_mdstat(text: str) -> tuple[str, ...]:
-    """Arrays of /proc/mdstat that miss a disk, are failed or do not run."""
+    """Arrays of /proc/mdstat that miss a disk, are failed or do not run, `name: level: why`.
+
+    What holds the metadata of firmware RAID ("external:imsm", "external:ddf") never runs, and is sound.
+    """
     found: list[str] = []
-    name = ""
-    for line in text.splitlines():
-        if match := re.match(r"(md\S+) : (\S+)", line):
-            name = match[1]
-            if match[2] != "active" or "(F)" in line:
-                found.append(f"{name}: {match[2]}{', a disk failed' if '(F)' in line else ''}")
-        elif (match := re.search(r"\[([U_]+)\]", line)) and "_" in match[1] and name:
-            found.append(f"{name}: [{match[1]}]")
+    blocks = re.split(r"^(?=md\S+ :)", text, flags=re.MULTILINE)
+    for block in blocks:
+        match = re.match(r"(md\S+) : (\S+)(?: \([^)]*\))?(?: (raid\d+|linear))?", block)
+        if match is None or "external:" in block:
+            continue
+        level = match[3] or "raid"
+        lamp = re.search(r"\[([U_]+)\]", block)
+        if match[2] != "active":
+            found.append(f"{match[1]}: {level}: {match[2]}")
+        elif "(F)" in block:
+            found.append(f"{match[1]}: {level}: a disk failed")
+        elif lamp and "_" in lamp[1]:
+            found.append(f"{match[1]}: {level}: [{lamp[1]}]")
     return tuple(found)
 
 

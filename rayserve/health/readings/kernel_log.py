@@ -46,8 +46,8 @@ _SXID = re.compile(rf"nvidia-nvswitch\d*: SXid \({_PCI}\): (\d+)\b,?\s*(.*)")
 _LOST = re.compile(r"fallen off the bus|NVRM:.*GPU is lost", re.IGNORECASE)
 _NAMED = re.compile(r"NVRM:.*?(?:GPU|device).*?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b")
 _MISMATCH = re.compile(r"NVRM: API mismatch: .*")
-_UNSIGNED = re.compile(r"nvidia\S*: .*(?:Key was rejected|verification failed.*required key)|"
-                       r"Loading of (?:unsigned )?module.*nvidia.*reject")  # fmt: skip
+_UNSIGNED = re.compile(r"Loading of (?:unsigned module|module with .*) is rejected|"
+                       r"Lockdown: \S+: unsigned module loading is restricted")  # fmt: skip
 _OOM = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process \d+ \(([^)]*)\)")
 _NONFATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _FATAL = re.compile(r"\bfatal\b", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """What is this `vllm serve …` command line as a cluster.yml, and what is wrong with it?
 
     text ──(engine.commands)──> flags ──(keys, features, legacy, model, surroundings)──> draft
-         ──(history, price)──> findings ──(parse_spec)──> a cluster.yml that the toolkit accepts
+         ──(history, price, pairs, shape)──> findings ──(parse_spec)──> a cluster.yml that the toolkit accepts
 
 Nothing is run, looked up or downloaded; a secret is never repeated. What the command line cannot say
 is a placeholder, marked where it stands. docs/convert.md has the form of the JSON.
@@ -10,6 +10,7 @@ is a placeholder, marked where it stands. docs/convert.md has the form of the JS
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,7 +20,17 @@ from rayserve.engine.commands import parse_command
 from rayserve.engine.flags import Version
 from rayserve.errors import SpecError, UsageError
 from rayserve.planner.catalogue import CPU, Gpu, gpus
-from rayserve.planner.convert import features, history, keys, legacy, model, price, surroundings
+from rayserve.planner.convert import (
+    features,
+    history,
+    keys,
+    legacy,
+    model,
+    pairs,
+    price,
+    shape,
+    surroundings,
+)
 from rayserve.planner.convert.draft import (
     BadValueError,
     Context,
@@ -92,6 +103,10 @@ class Conversion:
         return "\n".join([*comments(heading, self.findings, self.placeholders), self.cluster_yml])
 
 
+SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
+"""In a word that belongs to no flag: a flag that was quoted together with its value."""
+
+
 def convert_command(
     text: str,
     *,
@@ -161,11 +176,16 @@ def convert(
     surroundings.hosts(draft, gpu)
     surroundings.endpoint(draft)
     surroundings.sampling(draft)
+    if aim:
+        draft.put("aim", aim)
     history.judge_text(draft)
     price.judge_hardware(draft)
     price.judge_split(draft)
-    price.judge_aim(draft)
+    pairs.judge_pairs(draft)
+    architecture = shape.architecture_of(draft)
+    price.judge_aim(draft, architecture)
     yml = _accepted(draft)
+    shape.judge_shape(draft, parse_spec(yml, "cluster.yml"), architecture)
     return Conversion(
         program=command.program,
         started_as=command.written(),
@@ -217,6 +237,7 @@ def _carry_all(draft: Draft) -> None:
             history.judge_history(draft, setting)
             _carry(draft, setting)
     hidden = any(setting.secret for setting in joined)
+    hidden |= any(SECRET.search(flag.written) for flag in draft.command.flags if not flag.name)
     for flag in draft.command.flags:
         if not flag.name:
             word = "a word" if hidden else f"`{veiled(flag.written)}`"
@@ -224,7 +245,7 @@ def _carry_all(draft: Draft) -> None:
                 "error",
                 "stray_word",
                 "",
-                f"{word} on line {flag.line} belongs to no flag",
+                word + (f" on line {flag.line}" if flag.line else "") + " belongs to no flag",
                 why="vLLM takes one model, and nothing else beside flags",
                 do="remove it, or quote what it belongs to",
             )

@@ -259,7 +259,9 @@ def whole(text: str, *, human: bool) -> int:
         return int(plain)
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([kKmMgGtT])", plain)
     if match is None:
-        raise BadValueError("a whole number")
+        grouped = re.fullmatch(r"\d{1,3}(?:[,.' ]\d{3}){1,4}", plain)
+        hint = f"write {re.sub('[^0-9]', '', plain)}" if grouped else ""
+        raise BadValueError("a whole number", hint)
     if not human:
         number = f"{float(match[1]) * _SUFFIX[match[2]]:.0f}"
         raise BadValueError("a whole number without a suffix", f"write {number}")
@@ -279,7 +281,11 @@ def number(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise BadValueError("a number") from None
+        percent = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
+        comma = re.fullmatch(r"(\d{1,9}),(\d{1,9})", text.strip())
+        hint = f"write {float(percent[1]) / 100:g}" if percent else ""
+        hint = f"write {comma[1]}.{comma[2]}" if comma else hint
+        raise BadValueError("a number", hint) from None
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124  (NaN)
         raise BadValueError("a finite number")
     return value

@@ -22,7 +22,7 @@ from rayserve.planner.convert.draft import (
     whole,
 )
 from rayserve.planner.convert.keys import Handler, choice, owned, unsaid
-from rayserve.spec.model import HF_ID, MODEL_NAME
+from rayserve.spec.base import HF_ID, MODEL_NAME
 
 METHODS = {"ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa", "suffix"}
 DRAFTED = {"draft_model", "eagle", "eagle3", "medusa"}
@@ -155,7 +155,16 @@ def _guess(draft: Draft, setting: Setting, *, method: str, model: str, tokens: A
                 family = guess
                 break
     if family not in METHODS:
-        raise BadValueError("a method of: " + ", ".join(sorted(METHODS)))
+        draft.leave(setting)
+        draft.find(
+            "error",
+            "out_of_scope",
+            setting,
+            f"speculation by `{veiled(family[:40])}` is left out",
+            why="`speculative` takes " + ", ".join(sorted(METHODS)),
+            do="write one of these, or none",
+        )
+        return
     count = whole(str(tokens), human=False) if tokens is not None else 0
     draft.carry(setting, "speculative.method", family)
     if family in DRAFTED:

@@ -28,6 +28,11 @@ MENDED: dict[str, tuple[Severity, str, str]] = {
         "end each line but the last with \\",
     ),
     "foreign_shell": ("note", "written for Windows", "on Linux a line goes on after \\"),
+    "glued": (
+        "error",
+        "a flag and its value are one item of a list",
+        "vLLM gets them as one word, and refuses it: write two items, or --flag=value",
+    ),
     "prompt": ("note", "a prompt sign was left out", ""),
     "redirection": ("note", "left out: where output goes", "the service's log keeps it"),
     "typography": ("warning", "typographic characters were put right", "paste from a plain editor"),
@@ -47,7 +52,7 @@ def judge_history(draft: Draft, setting: Setting) -> None:
             "never_existed",
             setting,
             f"{setting.written} never was a flag of vLLM{whose}",
-            why=f"none of the lists of flags that were read has it: {', '.join(releases_read())}",
+            why=f"none of {_lists()} has it",
             do=history.do,
             certainty="read",
         )
@@ -65,10 +70,15 @@ def _unheard(draft: Draft, setting: Setting) -> None:
         "never_existed",
         setting,
         f"{setting.written} is in none of the lists of flags that were read",
-        why=f"read: {', '.join(releases_read())}. A flag that came and went between two of them is missed",
+        why=f"read: {_lists()}. A flag that came and went between two of them is missed",
         do=f"write --{close.replace('_', '-')}" if close else "leave it out",
         certainty="read",
     )
+
+
+def _lists() -> str:
+    read = releases_read()
+    return f"the lists of {len(read)} releases from {read[0]} to {read[-1]}"
 
 
 def _removed(draft: Draft, setting: Setting, history: FlagHistory) -> None:
@@ -132,7 +142,8 @@ def judge_text(draft: Draft) -> None:
     for note in draft.command.notes:
         severity, what, do = MENDED[note.kind]
         why = f"found {note.what}"
-        draft.find(severity, note.kind, "", f"line {note.line}: {what}", why=why, do=do)
+        where = f"line {note.line}: " if note.line else ""
+        draft.find(severity, note.kind, "", where + what, why=why, do=do)
     if draft.command.program == DEMO:
         row = changes().entry["api_server"]
         draft.find(
@@ -165,7 +176,7 @@ def _judge_version(draft: Draft) -> None:
             "version",
             "",
             f"no whole list of the flags of vLLM {version} was read",
-            why=f"read: {', '.join(read)}; what lies between is told from narrower dates, or not at all",
+            why=f"read: {_lists()}; what lies between is told from narrower dates, or not at all",
             do="take what is said to be unknown for unknown",
         )
     row = changes().defaults["gpu_memory_utilization"]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 from rayserve.engine import VLLM_VERSION, load_snapshot, validate
-from rayserve.engine.flags import Presence, changes, histories
+from rayserve.engine.flags import COMMAND_LINE_ONLY, Presence, changes, histories
 from rayserve.engine.owned import OWNED_ARGS
 from rayserve.errors import EngineArgumentError
 from rayserve.planner.convert.draft import (
@@ -26,22 +26,24 @@ from rayserve.planner.convert.draft import (
     veiled,
     whole,
 )
+from rayserve.planner.units import GIB
 from rayserve.spec import nearest
 from rayserve.spec.rules import SERVE_PORTS
 
 Handler = Callable[[Draft, Setting], None]
-GIB = 2**30
 HOST_GPUS = 8
 """GPUs of a host where neither command nor options say: the usual size of an NVLink host."""
 MOST_UTILIZATION = 0.98
 MOST_RANKS = 1024
 DTYPES = {"half": "float16", "float": "float32"}
+_ELSEWHERE = re.compile(r"\$\{?\w|\{\{|^<.*>$")
+"""A variable, a template's hole or a placeholder, in the place of a value."""
 KEY_FILE = "/etc/rayserve/api_keys"
 
 
 def engine_argument(draft: Draft, setting: Setting) -> None:
     """Carry a flag that has no key of its own under `engine_args`, or say why not."""
-    if setting.name in OWNED_ARGS:
+    if setting.name in OWNED_ARGS or setting.name in COMMAND_LINE_ONLY:
         owned(draft, setting)
         return
     value = typed(setting)
@@ -100,6 +102,17 @@ def unsaid(draft: Draft, setting: Setting, what: str, why: str, do: str) -> None
 def wrong(draft: Draft, setting: Setting, error: BadValueError) -> None:
     """Leave out a flag whose words make no value."""
     found = f"`{shown(setting)}`" if setting.values else "nothing"
+    draft.leave(setting)
+    if _ELSEWHERE.search(setting.text):
+        draft.find(
+            "error",
+            "not_seen",
+            setting,
+            f"the value of {setting.written} stands elsewhere: {shown(setting)}",
+            why=f"it needs {error.needed}; nothing is looked up or filled in here",
+            do="write the value out, and convert again",
+        )
+        return
     draft.find(
         "error",
         "wrong_value",
@@ -108,7 +121,6 @@ def wrong(draft: Draft, setting: Setting, error: BadValueError) -> None:
         why="vLLM refuses to start with it",
         do=error.do or "correct the value; it is left out here, and the default applies",
     )
-    draft.leave(setting)
 
 
 def choice(
@@ -165,16 +177,6 @@ def _count(key: str, most: int = 2**31) -> Handler:
 def _boolean(key: str) -> Handler:
     def handle(draft: Draft, setting: Setting) -> None:
         draft.carry(setting, key, switch(setting))
-        if setting.values:
-            draft.find(
-                "note",
-                "value_of_switch",
-                setting,
-                f"{setting.written} is a switch",
-                why=f"vLLM {VLLM_VERSION} takes no value after it",
-                do=f"on a command line write {setting.written} or --no-{setting.name.replace('_', '-')}",
-                certainty="read",
-            )
 
     return handle
 

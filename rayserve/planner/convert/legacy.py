@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +53,11 @@ def _graph_sizes(draft: Draft, setting: Setting) -> None:
         draft.carry(setting, "engine_args.cudagraph_capture_sizes", sizes)
 
 
+LITERAL_GONE = "0.9.0"
+"""Release that first takes JSON alone for `--compilation-config`; earlier ones took Python's quotes."""
+LEVEL_GONE = "0.9.2"
+"""The same of a bare level from 0 to 3."""
+MOST_LITERAL = 4096
 OLD_COMPILATION = {
     "level": "write `mode`",
     "full_cuda_graph": "write `cudagraph_mode: FULL`",
@@ -60,8 +68,41 @@ OLD_COMPILATION = {
 """Keys of `--compilation-config` that the pinned vLLM has no longer (vllm/config/compilation.py)."""
 
 
+def _as_once_written(draft: Draft, setting: Setting) -> dict[str, Any]:
+    """The JSON object, or what earlier releases took for it: a level, or a Python dict."""
+    if re.fullmatch(r"[0-3]", setting.text):
+        found, since = {"level": int(setting.text)}, LEVEL_GONE
+    elif setting.text.startswith("{'") and len(setting.text) < MOST_LITERAL:
+        found, since = _literal(setting), LITERAL_GONE
+    else:
+        return mapping(setting)
+    old = draft.before(since)
+    draft.find(
+        "warning" if old else "error",
+        "wrong_value",
+        setting,
+        f"{setting.written} takes JSON: {shown(setting)} is none",
+        why=f"releases before {since} took it" if old else "vLLM refuses to start with it",
+        do="nothing here: it is carried as JSON",
+        certainty="read",
+        source="vllm/config.py of 0.8.5 to 0.9.2",
+    )
+    return {**found, **(setting.tree or {})}
+
+
+def _literal(setting: Setting) -> dict[str, Any]:
+    try:
+        found = ast.literal_eval(setting.text)
+        json.dumps(found, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        raise BadValueError("a JSON object", "JSON takes double quotes: '{\"key\": 1}'") from None
+    if not isinstance(found, dict):
+        raise BadValueError("a JSON object")
+    return {str(key): value for key, value in found.items()}
+
+
 def _compilation(draft: Draft, setting: Setting) -> None:
-    config = mapping(setting)
+    config = _as_once_written(draft, setting)
     level = config.get("level")
     for name in OLD_COMPILATION.keys() & config.keys():
         del config[name]
@@ -112,6 +153,13 @@ def _task(draft: Draft, setting: Setting) -> None:
         )
 
 
+def _runner(draft: Draft, setting: Setting) -> None:
+    if setting.text in {"auto", "generate", "none"}:
+        draft.leave(setting)
+    else:
+        _task(draft, setting)
+
+
 def _device(draft: Draft, setting: Setting) -> None:
     draft.leave(setting)
 
@@ -145,6 +193,8 @@ HANDLERS: dict[str, Handler] = {
     "num_redundant_experts": _balancing("num_redundant_experts"),
     "optimization_level": _optimization,
     "override_pooler_config": _pooler,
+    "convert": _runner,
+    "runner": _runner,
     "task": _task,
 }
 """The flags of earlier releases, and -O, whose levels changed."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from rayserve.planner.convert.draft import PLACEHOLDER, Draft, veiled
-from rayserve.spec.model import HF_ID, MODEL_NAME
-from rayserve.spec.rules import CLOUD_SCHEMES
+from rayserve.spec.base import HF_ID, MODEL_NAME
+from rayserve.spec.problem import CLOUD_SCHEMES
 
 FLAGS = {"model", "revision"}
 """Flags that are read here, when all others are known."""

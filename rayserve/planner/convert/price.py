@@ -6,19 +6,11 @@ a thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rayserve.planner.arguments import FP8_KV_CAPABILITY
-from rayserve.planner.convert.draft import Draft, Setting, shown
+from rayserve.planner.convert.draft import Draft, shown
+from rayserve.planner.convert.eager import judge_eager
+from rayserve.planner.weights.architecture import Architecture
 
-GRAPH_US, EAGER_US = 8.4, 44.7
-"""An all-reduce of 32 KB over 8 A100-SXM4, inside a CUDA graph and launched eagerly, in µs.
-AIConfigurator's measured tables (commit 095f58a5, vLLM 0.14).
-"""
-REDUCES_PER_LAYER = 2
-"""After attention and after the MLP."""
-LAYERS_405B = 126
 PCIE_GB_PER_S = 25.0
 """What a PCIe 4.0 x16 link carries in practice."""
 LOGIT_BYTES = 39
@@ -26,9 +18,6 @@ LOGIT_BYTES = 39
 vLLM 0.11 to 0.16 logs, and the one current A100 point; 15 was right for 0.17 to 0.19.
 """
 VOCABULARY = 128_256
-VOCABULARY_STEP = 64
-"""vLLM pads the vocabulary to a multiple of this."""
-MOST_RANKS_TRIED = 65
 FEW_REQUESTS = 64
 SWITCHED_OFF = {
     "enable_prefix_caching": (
@@ -41,7 +30,6 @@ SWITCHED_OFF = {
     ),
 }
 """Switches that cost latency when off: the key, and the price."""
-MOST_LAYERS = 1000
 BF16_CAPABILITY = 8.0
 FP8_CAPABILITY = 8.9
 
@@ -100,68 +88,29 @@ def judge_hardware(draft: Draft) -> None:
 
 
 def judge_split(draft: Draft) -> None:
-    """Whether the ranks fit the GPUs that the command shows, and the model's heads."""
+    """Whether the ranks fit the GPUs that the command and the options show."""
     tensor = draft.get("parallelism.tensor", 1)
     ranks = tensor * draft.get("parallelism.pipeline", 1) * draft.get("replicas.min", 1)
-    visible = draft.command.gpus * max(1, draft.context.hosts)
-    if 0 < visible < ranks and not draft.context.gpus_per_host:
+    context = draft.context
+    visible = (context.gpus_per_host or draft.command.gpus) * max(1, context.hosts)
+    # A command or a pod shows the GPUs of one host; further stages may stand on others.
+    one_host = draft.get("parallelism.pipeline", 1) == 1 and not context.gpus_per_host
+    if 0 < visible < ranks and (context.hosts or one_host):
         draft.find(
             "error",
             "hardware",
             "",
-            f"{ranks} ranks for {visible} visible GPUs",
+            f"{ranks} ranks for {visible} GPUs",
             why="a rank is a GPU",
             do="give --hosts and --gpus-per-host, or lower the parallelism",
         )
-    config = draft.context.config
-    inner = config.get("text_config")
-    shape = inner if isinstance(inner, dict) else config
-    fits, parts = _cuts(shape)
-    if fits:
-        if tensor not in fits:
-            draft.find(
-                "error",
-                "hardware",
-                draft.given["tensor_parallel_size"],
-                f"{tensor} ranks do not divide {parts}",
-                why="every rank holds whole heads, and a whole part of the vocabulary",
-                do=f"write one of: {', '.join(map(str, fits[:8]))}",
-                certainty="computed",
-            )
-    elif tensor & (tensor - 1):
-        draft.find(
-            "warning",
-            "hardware",
-            draft.given["tensor_parallel_size"],
-            f"{tensor} ranks seldom divide a model's heads",
-            why="heads, KV heads and vocabulary must divide",
-            do="give --config to check it, or take a power of two",
-        )
 
 
-def _cuts(shape: Mapping[str, Any]) -> tuple[list[int], str]:
-    """The numbers of ranks that a model can be cut over, and what they must divide; none: not known."""
-    heads, kv_heads = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
-    vocabulary = shape.get("vocab_size")
-    if not isinstance(heads, int) or heads < 1:
-        return [], ""
-    kv = kv_heads if isinstance(kv_heads, int) and kv_heads > 0 else heads
-    latent = bool(shape.get("kv_lora_rank"))
-    rows = -(-vocabulary // VOCABULARY_STEP) * VOCABULARY_STEP if isinstance(vocabulary, int) else 0
-    fits = [
-        n
-        for n in range(1, MOST_RANKS_TRIED)
-        if heads % n == 0 and (latent or kv % n == 0 or n % kv == 0) and rows % n == 0
-    ]
-    parts = f"{heads} heads" + ("" if latent else f" and {kv} KV heads")
-    return fits, parts + (f", and a padded vocabulary of {rows}" if rows else "")
-
-
-def judge_aim(draft: Draft) -> None:
+def judge_aim(draft: Draft, architecture: Architecture | None) -> None:
     """What costs latency or throughput, with the price."""
     given, aim = draft.given, draft.context.aim
     if draft.get("scheduling.cuda_graphs") is False and "enforce_eager" in given:
-        _judge_eager(draft, given["enforce_eager"])
+        judge_eager(draft, given["enforce_eager"], architecture)
     offload = draft.get("engine_args.cpu_offload_gb", 0)
     if offload:
         price = offload * 2**30 / (PCIE_GB_PER_S * 1e9) * 1000
@@ -196,40 +145,10 @@ def judge_aim(draft: Draft) -> None:
         )
 
 
-def _judge_eager(draft: Draft, setting: Setting) -> None:
-    layers = draft.context.config.get("num_hidden_layers")
-    known = isinstance(layers, int) and 0 < layers < MOST_LAYERS
-    count = int(layers or 0) if known else LAYERS_405B
-    tensor = draft.get("parallelism.tensor", 1)
-    per_call = EAGER_US - GRAPH_US
-    price = REDUCES_PER_LAYER * count * per_call / 1000
-    model = f"{count} layers" if known else f"{count} layers, as Llama-3.1-405B has"
-    cost = (
-        f"about {price:.1f} ms on every token with {model}: {REDUCES_PER_LAYER * count} all-reduces of "
-        f"{EAGER_US:g} µs instead of {GRAPH_US:g} µs (8 A100-SXM4, 32 KB), and the launches of all other "
-        "kernels on top"
-        if tensor > 1
-        else "the launch of every kernel of every layer on every token: a 7B model went from 13 ms a token "
-        "to 22 ms on one A800 (vllm-omni#7960)"
-    )
-    draft.find(
-        "warning",
-        "aim",
-        setting,
-        f"{setting.written} slows every token, and for one user does not shorten the first",
-        why=f"it costs {cost}. The first token of one user took 22.24 ms with graphs and 22.16 ms without "
-        "(vllm#45709; with 4 and 8 users at once graphs made it 13 % and 20 % longer there), and prompts "
-        "above 512 tokens are not in graphs anyway. It saves 0.1 to 2 GiB and start time",
-        do="remove `cuda_graphs: false`; a small max_num_seqs keeps graphs few",
-        certainty="computed" if tensor > 1 else "reported",
-        source="AIConfigurator tables at 095f58a5; vllm#45709; vllm#7567",
-    )
-
-
 def _judge_latency(draft: Draft) -> None:
     given = draft.given
     stages = draft.get("parallelism.pipeline", 1)
-    if stages > 1:
+    if stages > 1 and "pipeline_parallel_size" in given:
         draft.find(
             "warning",
             "aim",

@@ -30,15 +30,13 @@ def environment(draft: Draft) -> None:
             continue
         if name == "VLLM_ATTENTION_BACKEND":
             _attention(draft, value)
-        since = (
-            f"absent from {row['gone']}" if "gone" in row else f"deprecated in {row['deprecated']}"
-        )
+        since = f"deprecated in {row['deprecated']}, " if "deprecated" in row else ""
         draft.find(
             "warning",
             "removed",
             name,
             f"{name} is not read any more",
-            why=f"{since}; vLLM ignores it without a word",
+            why=f"{since}absent from {row['gone']} on, where it changes nothing",
             do=row["do"],
             certainty=row.get("certainty", "read"),
             source=row["source"],
@@ -91,6 +89,7 @@ def hosts(draft: Draft, gpu: str) -> None:
     ranks, gangs = tensor * stages, draft.get("replicas.min", 1)
     named = _nodes(draft)
     per_host = draft.context.gpus_per_host or draft.command.gpus
+    _keep_stages(draft, draft.context.gpus_per_host or max(per_host, HOST_GPUS))
     if not per_host:
         per_host = ranks // named if named and ranks % named == 0 else min(ranks * gangs, HOST_GPUS)
         _fill(draft, "gpus_per_host", per_host, f"as the ranks ask for, at most {HOST_GPUS}")
@@ -104,6 +103,33 @@ def hosts(draft: Draft, gpu: str) -> None:
         _fill(draft, "gpu", model, f"one of {', '.join(gpus())}")
     pool = {"name": "gpu", "hosts": count, "gpu": model, "gpus_per_host": min(per_host, 64)}
     draft.spec["node_pools"] = [pool]
+
+
+def _keep_stages(draft: Draft, per_host: int) -> None:
+    """Cut ranks that one host does not hold into stages that it does."""
+    tensor, stages = draft.get("parallelism.tensor"), draft.get("parallelism.pipeline")
+    setting = draft.given.get("tensor_parallel_size")
+    if tensor <= per_host or setting is None:
+        return
+    more, rest = divmod(tensor, per_host)
+    if rest:
+        do = (
+            f"write tensor: {per_host}, and `pipeline` for more hosts; the plan refuses it as it is"
+        )
+    else:
+        draft.put("parallelism.tensor", per_host)
+        draft.put("parallelism.pipeline", stages * more)
+        do = f"{per_host} ranks and {stages * more} stages are written here; "
+        do += "keep them, or give --gpus-per-host where a host has more"
+    draft.find(
+        "error" if rest else "warning",
+        "hardware",
+        setting,
+        f"{tensor} tensor-parallel ranks do not stay on one host of {per_host} GPUs",
+        why="a stage stays on one host here: each layer sums its ranks' results twice, over NVLink; over a "
+        "network that is a wait in every layer, where stages hand on one vector each",
+        do=do,
+    )
 
 
 def _nodes(draft: Draft) -> int:

@@ -247,24 +247,6 @@ def request_bytes(layout: CacheLayout, settings: CacheSettings, length: int) -> 
     return tuple(block * blocks for block in layout.stage_block_bytes)
 
 
-def longest_request(
-    layout: CacheLayout, available_bytes: Sequence[int], settings: CacheSettings
-) -> int:
-    """The longest request, up to max_model_len, that fits on every stage; 0: none.
-
-    It is what `max_model_len: -1` chooses, and what a refusal of vLLM proposes.
-    """
-    return _longest(layout, _usable_bytes(layout, available_bytes, settings), settings)
-
-
-def bytes_for_requests(
-    layout: CacheLayout, settings: CacheSettings, requests: Sequence[int]
-) -> tuple[int, ...]:
-    """Bytes of each stage that hold requests of these lengths at once, the null block included."""
-    blocks = 1 + sum(blocks_per_request(layout, settings, length) for length in requests)
-    return tuple(block * blocks for block in layout.stage_block_bytes)
-
-
 def _spec_blocks(spec: PageSpec, settings: CacheSettings, length: int) -> int:
     """Blocks of one layer for a request of `length` tokens (each spec's max_memory_usage_bytes)."""
     if spec.kind in WHOLE:

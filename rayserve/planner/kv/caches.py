@@ -17,7 +17,7 @@ from rayserve.planner.kv.layers import (
 from rayserve.planner.weights import modules
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.modules import Attention, State
-from rayserve.planner.weights.tensors import stage_range
+from rayserve.planner.weights.stages import stage_range
 
 KINDS = {
     modules.FULL: CacheKind.FULL,
@@ -75,9 +75,13 @@ def _kept(
         )
         row = attention.index_size
         return (latent, indexer_layer(row)) if row else (latent,)
+    states: tuple[LayerCache, ...] = ()
     if attention.state is not None:
-        return (_states(attention.kind, attention.state, tensor, element, guessed),)
+        states = (_states(attention.kind, attention.state, tensor, element, guessed),)
+        if attention.kind not in KINDS:
+            return states
     return (
+        *states,  # of a layer that has both
         attention_layer(
             KINDS[attention.kind],
             kv_heads=attention.kv_heads,
@@ -93,7 +97,7 @@ def _kept(
 
 
 def _states(kind: str, state: State, tensor: int, element: int, guessed: int) -> LayerCache:
-    if kind == modules.MAMBA:
+    if kind != modules.LINEAR:
         sizes = mamba2_state_bytes(
             tensor=tensor,
             heads=state.heads,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rayserve.errors import SpecError
+from rayserve.planner.weights.modules import local_kv_heads
 
 BYTE_FORMATS = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8"})
 """One byte an element; the scales are a layer's, and no part of the cache."""
@@ -89,14 +90,6 @@ def layer_bytes_per_token(layer: LayerCache) -> int:
     return 0 if layer.shared else layer.token_bytes
 
 
-def kv_heads_on_rank(kv_heads: int, tensor: int) -> int:
-    """KV heads on one of `tensor` ranks: shared out, or one each where there are too few.
-
-    The rest of `kv_heads / tensor` is vLLM's to refuse (ModelConfig.get_num_kv_heads).
-    """
-    return max(1, kv_heads // tensor)
-
-
 def attention_layer(
     kind: CacheKind,
     *,
@@ -119,7 +112,7 @@ def attention_layer(
     value = head_dim if head_dim_v is None else head_dim_v
     return LayerCache(
         kind=kind,
-        kv_heads=kv_heads_on_rank(kv_heads, tensor),
+        kv_heads=local_kv_heads(kv_heads, tensor),
         head_dim=head_dim,
         head_dim_v=value,
         format=kv_cache_dtype,

@@ -1,8 +1,7 @@
 """How much memory is left for the KV cache, does it hold what is asked for, and how sure is that?
 
 vLLM takes a share of the GPU, measures what weights, buffers and one step need, and gives the rest to
-the KV cache. This module does the same sum with ranges, judges the result, and narrows the ranges by
-what a start of the same model on the same GPU measured.
+the KV cache. This module does the same sum with ranges, and judges the result.
 """
 
 from __future__ import annotations
@@ -11,21 +10,18 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rayserve.planner.memory.ranges import GIB, Range, combined
-from rayserve.planner.memory.terms import MIB, GraphMemory
-from rayserve.planner.memory.versions import Batch, VersionFacts
+from rayserve.planner.memory.ranges import Range, combined
+from rayserve.planner.memory.terms import GraphMemory
+from rayserve.planner.memory.versions import VersionFacts
+from rayserve.planner.units import GIB
 
 CONTEXT = Range.gib(0.3, 0.5, 1.0, "CUDA context of a process, outside vLLM's count")
 COMFORT = 0.05
 """Spare share of the requested memory from which "fits" needs no margin beside it."""
-AGAIN = 0.02
-AGAIN_BYTES = 64 * MIB
-"""How far a second start of the same engine strays: three starts of one GLM-5.2 on GH200 (0.23) agree
-within 0.01 GiB in all terms but one, whose setting differed."""
 
 
 # ── the sum ─────────────────────────────────────────────────────────────────────────────────────
@@ -232,149 +228,3 @@ def measure_command(
 
 def _gib(value: int) -> str:
     return f"{value / GIB:.2f} GiB"
-
-
-# ── calibration ─────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one start of the engine measured, on its fullest rank; None: not reported."""
-
-    batch: Batch
-    tensor: int
-    pipeline: int
-    weights_bytes: int | None
-    headroom_bytes: int | None
-    """Peak beyond what stays, without CUDA graphs."""
-    rest_bytes: int | None
-    """What stays beside the weights: non-torch memory and torch's own buffers."""
-    graphs_bytes: int | None
-    phases_s: tuple[tuple[str, float], ...] = ()
-
-
-def measured_start(facts: VersionFacts, record: Mapping[str, Any]) -> Measured | None:
-    """A line of the start ledger as measurements; None where it lacks the memory of a GPU's ranks.
-
-    `record`: keys `memory` (a mapping for each rank, bytes), `engine` and `phases_s`, as
-    `rayserve.serving.ledger` writes them.
-    """
-    engine = record.get("engine") or {}
-    ranks: Sequence[Mapping[str, int]] = record.get("memory") or []
-    names = ("max_num_batched_tokens", "max_num_seqs", "tensor_parallel_size")
-    if not ranks or any(name not in engine for name in names):
-        return None
-    if not any("consumed_bytes" in rank or "activation_bytes" in rank for rank in ranks):
-        return None
-    included = facts.activation_includes_graphs and facts.counts_graphs
-    return Measured(
-        batch=Batch(int(engine[names[0]]), int(engine[names[1]])),
-        tensor=int(engine[names[2]]),
-        pipeline=int(engine.get("pipeline_parallel_size", 1)),
-        weights_bytes=_most(ranks, "weights_bytes"),
-        headroom_bytes=_most(ranks, "activation_bytes", "cudagraph_bytes" if included else ""),
-        rest_bytes=_most(ranks, "consumed_bytes", "weights_bytes"),
-        graphs_bytes=_most(ranks, "cudagraph_bytes"),
-        phases_s=tuple((record.get("phases_s") or {}).items()),
-    )
-
-
-def _most(ranks: Sequence[Mapping[str, int]], name: str, less: str = "") -> int | None:
-    """The largest value over the ranks that report it, less another of the same rank."""
-    if less and all(less not in rank for rank in ranks):
-        return None
-    found = [rank[name] - (rank.get(less, 0) if less else 0) for rank in ranks if name in rank]
-    return max(found) if found else None
-
-
-def calibrate(
-    terms: Terms, starts: Iterable[Measured], *, batch: Batch, tensor: int, pipeline: int
-) -> Terms:
-    """The terms, narrowed by starts of the same model on the same GPUs and vLLM.
-
-    Weights and what stays hold for the same cut and max_num_seqs; the peak and the graphs also need
-    the same step. `calibrated` names what was narrowed; other starts change nothing.
-    """
-    cut = [one for one in starts if (one.tensor, one.pipeline) == (tensor, pipeline)]
-    same = [one for one in cut if one.batch == batch]
-    seqs = [one for one in cut if one.batch.seqs == batch.seqs]
-    found = {
-        "weights": _again([one.weights_bytes for one in cut], tight=True),
-        "activation": _again([one.headroom_bytes for one in same]),
-        "non_torch": _again([one.rest_bytes for one in seqs]),
-        "graphs": _again([one.graphs_bytes for one in same]),
-    }
-    changes: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
-    if "non_torch" in changes:
-        changes["buffers"] = Range.exact(0, "within non_torch: one measured number")
-    if "graphs" in changes:
-        estimate = changes["graphs"]
-        actual = terms.graphs.actual
-        near = Range(
-            min(actual.low, estimate.low), estimate.expected, max(actual.high, estimate.high)
-        )
-        changes["graphs"] = GraphMemory(estimate, near)
-    names = tuple(name for name, value in found.items() if value is not None)
-    return replace(terms, **changes, calibrated=names)
-
-
-def _again(values: Sequence[int | None], *, tight: bool = False) -> Range | None:
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    stray = 0 if tight else AGAIN_BYTES
-    share = 0.0 if tight else AGAIN
-    count = f"{len(known)} start{'s' if len(known) > 1 else ''} of this model here"
-    return Range(
-        max(0, int(min(known) * (1 - share)) - stray),
-        sorted(known)[len(known) // 2],
-        math.ceil(max(known) * (1 + share)) + stray,
-        f"measured: {count}",
-    )
-
-
-WITHIN_ENGINE = frozenset({"weights", "profile", "graphs"})
-"""Phases of the ledger that are parts of its phase "engine"."""
-
-
-@dataclass(frozen=True)
-class StartTime:
-    """Seconds from the engine's start to its readiness."""
-
-    load_s: float
-    """Reading the weights."""
-    rest_s: float | None
-    """Everything else; None where no earlier start tells."""
-    basis: str
-
-    @property
-    def total_s(self) -> float:
-        """At least: without the rest where it is not known."""
-        return self.load_s + (self.rest_s or 0.0)
-
-
-def predict_start_s(
-    *, read_bytes: int, disk_bytes_per_s: float, starts: Sequence[Measured] = ()
-) -> StartTime:
-    """How long the next start takes. `read_bytes`: what one host reads of the checkpoint.
-
-    The load is the disk's time at least; where earlier starts took longer, theirs. They are compared
-    by the median of each phase.
-
-    Raises:
-        ValueError: a bandwidth that is not positive.
-    """
-    if disk_bytes_per_s <= 0:
-        raise ValueError("disk_bytes_per_s must be positive")
-    disk = read_bytes / disk_bytes_per_s
-    phases: dict[str, list[float]] = {}
-    for start in starts:
-        for name, seconds in start.phases_s:
-            phases.setdefault(name, []).append(seconds)
-    medians = {name: sorted(times)[len(times) // 2] for name, times in phases.items()}
-    if not medians:
-        return StartTime(disk, None, "the disk alone; no earlier start")
-    load = max(disk, medians.get("weights", 0.0))
-    whole = sum(seconds for name, seconds in medians.items() if name not in WITHIN_ENGINE)
-    rest = max(0.0, whole - medians.get("weights", 0.0))
-    return StartTime(load, rest, f"the disk, and the phases of {len(starts)} earlier starts")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from rayserve.planner.memory.terms import Vision, images_profiled
 from rayserve.planner.memory.versions import Batch
-from rayserve.planner.weights.architecture import FAMILIES, Architecture
+from rayserve.planner.weights.architecture import Architecture
+from rayserve.planner.weights.families import FAMILIES
 from rayserve.planner.weights.modules import share
 
 
@@ -33,6 +34,8 @@ class Image:
 _QWEN_PATCHES = 65536
 """Of 12,845,056 pixels (`max_pixels`) in patches of 14, four of which are one token."""
 LARGEST: Mapping[str, Image] = {
+    "internvl": Image(13 * 3 * 448 * 448, 13 * 1025, 13 * 256, 1024, 4096),
+    "llava": Image(3 * 336 * 336, 577, 576, 1024, 4096),
     "gemma3": Image(3 * 896 * 896, 4096, 256, 1152, 4304),
     "gemma4": Image(3 * 896 * 896, 4096, 280, 1152, 4304),
     "mistral3": Image(3 * 1540 * 1540, 110 * 110, 55 * 55, 1024, 6144),

@@ -22,14 +22,18 @@ from rayserve.planner.kv.caches import layer_caches
 from rayserve.planner.kv.layers import LayerCache
 from rayserve.planner.memory import terms
 from rayserve.planner.memory.budget import Budget, Terms, Verdict, judge, kv_budget, worst
+from rayserve.planner.memory.calibration import Measured, Shape, calibrate
 from rayserve.planner.memory.encoder import vision_work
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Batch, Runner, VersionFacts, capture_sizes
+from rayserve.planner.support.limits import attentions
+from rayserve.planner.support.precision import capability_of, chosen_backend
 from rayserve.planner.weights.architecture import Architecture, vocab_rows
 from rayserve.planner.weights.formats import FP8_COMPUTE, Target
 from rayserve.planner.weights.modules import MLA, Experts, Layer, Linear, Module, share
-from rayserve.planner.weights.quantization import FP8, INT8, PACKED, Scheme
-from rayserve.planner.weights.tensors import Place, stage_range, stage_weights
+from rayserve.planner.weights.scheme import FP8, INT8, PACKED, Scheme
+from rayserve.planner.weights.stages import stage_range
+from rayserve.planner.weights.tensors import Place, stage_weights
 
 WEIGHTS_LOW, WEIGHTS_HIGH = 0.999, 1.001
 """The replay of the allocator against logs: mean error below 0.1 %."""
@@ -81,11 +85,26 @@ class Setup:
     """`num_gpu_blocks_override`; 0: none."""
     block_size: int = 16
     kernel_block_sizes: tuple[int, ...] = field(default=(16,))
+    starts: tuple[Measured, ...] = ()
+    """Real starts of this model with these settings on such GPUs."""
 
     @property
     def target(self) -> Target:
         """What decides how weights are repacked."""
         return Target(self.capability, self.rocm, self.facts.number)
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Batch sizes of which a CUDA graph is recorded; none where graphs are off."""
+        if not self.graphs:
+            return []
+        return capture_sizes(
+            self.facts,
+            self.batch,
+            capability=self.capability,
+            query_tokens=1 + self.speculative_tokens,
+            interactivity=self.interactivity,
+        )
 
 
 @dataclass(frozen=True)
@@ -200,18 +219,16 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
     if stage == setup.pipeline - 1:
         weights += setup.draft_weights
     work = stage_work(architecture, setup, stage)
-    sizes = (
-        capture_sizes(
-            setup.facts,
-            setup.batch,
-            capability=setup.capability,
-            query_tokens=1 + setup.speculative_tokens,
-            interactivity=setup.interactivity,
-        )
-        if setup.graphs
-        else []
-    )
+    sizes = setup.graph_sizes
     layers = len(stage_range(len(architecture.layers), setup.pipeline, stage))
+    graphs = terms.graph_memory(setup.facts, sizes, layers=layers, experts=work.experts is not None)
+    width = _flashinfer_width(architecture, setup)
+    if width and setup.graphs:
+        graphs = graphs.beside(
+            terms.flashinfer_buffer(
+                setup.facts, step_tokens=setup.batch.step_tokens, query_width=width
+            )
+        )
     found = Terms(
         weights=weights,
         activation=terms.activation(setup.facts, work, capability=setup.capability),
@@ -222,18 +239,37 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
             capability=setup.capability,
         ),
         buffers=terms.kept_buffers(setup.facts, work),
-        graphs=terms.graph_memory(
-            setup.facts, sizes, layers=layers, experts=work.experts is not None
-        ),
+        graphs=graphs,
     )
+    shape = Shape(setup.tensor, setup.pipeline, setup.batch, setup.max_model_len)
     return kv_budget(
         setup.facts,
-        found,
+        calibrate(found, setup.starts, shape, stage),
         total_bytes=setup.total_bytes,
         utilization=setup.utilization,
         pinned_kv_bytes=setup.pinned_kv_bytes,
         ranks=setup.tensor * setup.pipeline,
     )
+
+
+def _flashinfer_width(architecture: Architecture, setup: Setup) -> int:
+    """Elements of a token's queries on a rank, where FlashInfer attends; 0: another backend does."""
+    if setup.rocm or setup.facts.runner is Runner.V0:
+        return 0
+    capability = capability_of(setup.capability)
+    kinds = [
+        kind for kind in attentions(architecture, images=setup.images > 0) if kind.kind == "full"
+    ]
+    chosen = {
+        chosen_backend(
+            kind, dtype=architecture.dtype, kv=setup.kv_cache_dtype, capability=capability
+        )
+        for kind in kinds
+    }
+    if "FLASHINFER" not in chosen:
+        return 0
+    widths = (one.attention.heads * one.attention.key_size for one in architecture.layers)
+    return share(max(widths), setup.tensor)
 
 
 def stage_work(architecture: Architecture, setup: Setup, stage: int) -> terms.Work:

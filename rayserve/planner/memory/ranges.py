@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GIB = 2**30
+from rayserve.planner.units import GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,3 @@ def combined(terms: Sequence[Range]) -> Range:
     below = math.hypot(*(term.expected - term.low for term in terms))
     above = math.hypot(*(term.high - term.expected for term in terms))
     return Range(math.floor(expected - below), expected, math.ceil(expected + above))
-
-
-def spanning(ranges: Sequence[Range]) -> Range:
-    """One range over all of them, where it is not known which holds; the first one's expectation.
-
-    Raises:
-        IndexError: there is none.
-    """
-    first = ranges[0]
-    low, high = min(one.low for one in ranges), max(one.high for one in ranges)
-    return Range(low, first.expected, high, first.basis)

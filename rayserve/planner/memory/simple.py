@@ -1,26 +1,17 @@
-"""Does the model fit in GPU memory, and how many tokens of KV cache remain?
+"""What of a model follows from its shapes alone, where its layers are not known?
 
-A simple estimate, and marked so: weights and KV cache follow from the shapes; activations, NCCL
-buffers and CUDA graphs are allowances. Where weights (with those of adapters and draft model) and
-one sequence do not fit even when the allowances cost nothing, the spec is refused.
+How a known sum of weights is cut over ranks, and bounds of what adapters, a draft model and the KV
+cache take. memory/bounded.py adds the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayserve.planner.catalogue import GIB
+from rayserve.planner.memory.ranges import Range
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.weights.checkpoint import rank_bounds
 
-NCCL_GIB = 2.2
-"""Seen with tensor parallelism on H100 (2.1-2.2); not measured for 8 A100s."""
-CONTEXT_GIB = 0.25
-"""CUDA context and libraries of a single rank, seen on H100."""
-GRAPHS_GIB = 1.0
-"""CUDA graphs of a few batch sizes; 0.1-1.9 seen."""
-LOGITS_BYTES = 39
-"""Bytes a sequence and vocabulary entry while sampling; fitted to other versions, where
-14.8 was seen too; unproven for the pinned one."""
 KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "float16": 2, "bfloat16": 2}
 
 
@@ -59,6 +50,22 @@ def weights_bytes(profile: ModelProfile, cut: Cut, checkpoint_bytes: int) -> int
         share = _from_shapes(profile, cut) / whole if not profile.latent_dim else 0
         return int(checkpoint_bytes * max(share, 1 / (cut.tensor * cut.pipeline)))
     return int(_from_shapes(profile, cut))
+
+
+def weights_range(profile: ModelProfile, cut: Cut, checkpoint_bytes: int) -> Range:
+    """Bytes of weights on the fullest rank, of a checkpoint whose sum is known.
+
+    Expected is the share that the shapes tell; certain is only that a rank holds at least an even
+    share, and at most everything.
+
+    Raises:
+        ValueError: the sum is not known.
+    """
+    if checkpoint_bytes <= 0:
+        raise ValueError("the sum of the weights is needed")
+    low, high = rank_bounds(checkpoint_bytes, cut.tensor * cut.pipeline)
+    expected = min(max(low, weights_bytes(profile, cut, checkpoint_bytes)), high)
+    return Range(low, expected, high, "the checkpoint's sum, from an even share to all of it")
 
 
 def _from_shapes(profile: ModelProfile, cut: Cut) -> float:
@@ -116,25 +123,3 @@ def kv_bytes_per_token(profile: ModelProfile, cut: Cut, kv_cache_dtype: str) -> 
         return layers * profile.latent_dim * element + draft
     heads = max(1, profile.kv_heads // cut.tensor)
     return layers * heads * profile.head_dim * 2 * element + draft
-
-
-def activation_bytes(profile: ModelProfile, cut: Cut, *, step_tokens: int, seqs: int) -> int:
-    """Peak of a profile run: the larger of sampling and a layer's forward pass.
-
-    sampling = 39 x sequences x vocabulary + 2.28 x tokens x hidden;
-    forward = tokens x (3 x MLP width / ranks + 4 x hidden) x 2, all in bytes.
-    """
-    rows = min(seqs, step_tokens)
-    sampling = LOGITS_BYTES * rows * profile.padded_vocab + 2.28 * step_tokens * profile.hidden
-    if profile.experts:
-        routed = 3 * profile.expert_intermediate / cut.tensor + profile.hidden
-        sampling += step_tokens * profile.experts_per_token * routed * 2
-    width = profile.intermediate or profile.shared_intermediate
-    forward = step_tokens * (3 * width / cut.tensor + 4 * profile.hidden) * 2
-    return int(max(sampling, forward))
-
-
-def overhead_bytes(cut: Cut, *, graphs: bool) -> int:
-    """Allowance for what is neither weights, activations nor KV cache."""
-    fixed = NCCL_GIB if cut.tensor * cut.pipeline > 1 else CONTEXT_GIB
-    return int((fixed + (GRAPHS_GIB if graphs else 0)) * GIB)

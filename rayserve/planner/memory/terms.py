@@ -15,8 +15,7 @@ from enum import StrEnum
 
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Runner, VersionFacts
-
-MIB = 2**20
+from rayserve.planner.units import MIB
 
 
 class ExpertKernel(StrEnum):
@@ -93,6 +92,10 @@ class GraphMemory:
     estimate: Range
     actual: Range
 
+    def beside(self, more: Range) -> GraphMemory:
+        """With what is made as they are first recorded, and so counted among them."""
+        return GraphMemory(self.estimate + more, self.actual + more)
+
 
 def images_profiled(step_tokens: int, seqs: int, image_tokens: int, per_prompt: int = 1) -> int:
     """Images of the largest size that the profile run encodes (vllm/multimodal/encoder_budget.py):
@@ -117,7 +120,13 @@ def mla_prefill_bytes(heads: int, head_dims: int, context_tokens: int, dtype_byt
 SORTED_BYTES = 36
 """Beside the logits themselves, a row and vocabulary entry, up to 0.16: float32 copy (4), the sort's
 values and int64 indices (12) and its own workspace (20). Five logs of 0.11 and three of 0.6 agree
-within 1 %; a sixth of 0.11 (Mistral-Small) has less than half, its settings are not known."""
+within 1 %."""
+FLASHINFER_SAMPLES = (0, 8)
+"""From here until nothing was sorted any more, runner V1 sampled with FlashInfer wherever that package
+was installed (v1/sample/ops/topk_topp_sampler.py: in V1 an unset VLLM_USE_FLASHINFER_SAMPLER means
+yes), and that sorts nothing. vLLM's images had the package, its dependencies at first had not, and a
+table of figures does not say. Of seven logs five have sorted; two (Mistral-Small on 0.11, Qwen3-0.6B
+on 0.10.2 with FlashInfer's attention) have not."""
 DRAWN_BYTES = 12
 """The same from 0.17, where nothing is sorted: float32 copy, probabilities, exponential noise. Also of
 models in float32, by one log, though there the copy is none."""
@@ -143,7 +152,10 @@ def activation(facts: VersionFacts, work: Work, *, capability: float) -> Range:
     peak = _peak(facts, work, scratch.expected, drawn)
     basis = "; ".join(text for text in (_basis(facts), scratch.basis, kept.basis) if text)
     if facts.runner in {Runner.V0, Runner.V1}:
-        low = int(0.98 * _peak(facts, work, scratch.low, drawn, copies=1))
+        least = drawn
+        if facts.sorts_vocabulary and facts.number >= FLASHINFER_SAMPLES:
+            least = _sampling(replace(facts, sorts_vocabulary=False), work, capability)
+        low = int(0.98 * _peak(facts, work, scratch.low, least, copies=1))
         high = math.ceil(_stretch(facts, work) * _peak(facts, work, scratch.high, drawn))
     else:
         low = _peak(facts, work, scratch.low, _plain_sampling(work), copies=1)
@@ -317,6 +329,25 @@ def _v0_non_torch(tensor: int, capability: float) -> Range:
     if tensor < 8:
         return Range.gib(0.2, 1.2, 3.7, "0.33 on 2 RTX 5090, 3.58 on 2 H100")
     return Range.gib(0.2, 3.0, 7.3, "0.2 on 16 RTX 3090, 7.16 on 8 H200")
+
+
+FLASHINFER_BYTES = 394 * MIB
+"""VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE: the least that FlashInfer's attention takes for itself."""
+FLASHINFER_ELEMENT_BYTES = 16
+"""FLASHINFER_PREFILL_WORKSPACE_BYTES_PER_ELEM of v1/attention/backends/flashinfer.py."""
+FLASHINFER_GROWS = (0, 32)
+"""From here the buffer grows with the step and the heads; when that began is not known, so that older
+versions have it as their high end."""
+
+
+def flashinfer_buffer(facts: VersionFacts, *, step_tokens: int, query_width: int) -> Range:
+    """FlashInfer's buffer of intermediate results, made when graphs are first recorded or estimated.
+
+    `query_width`: elements of a token's queries on the rank.
+    """
+    grown = max(FLASHINFER_BYTES, step_tokens * query_width * FLASHINFER_ELEMENT_BYTES)
+    likely = grown if facts.number >= FLASHINFER_GROWS else FLASHINFER_BYTES
+    return Range(min(FLASHINFER_BYTES, likely), likely, grown, "FlashInfer's workspace")
 
 
 LAYER_GRAPH_BYTES = 0.32 * MIB

@@ -16,9 +16,9 @@ from bisect import bisect_left
 
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.speed.rooflines import Span
+from rayserve.planner.units import MIB
 
 KIB = 1024
-MIB = 1024 * KIB
 SIZES_BYTES = (
     KIB, 32 * KIB, 128 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB,
     256 * MIB,

@@ -11,8 +11,7 @@ parallelism's all-to-all, networks between hosts, and prompts with images.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rayserve.planner.catalogue import Gpu
@@ -41,6 +40,8 @@ vllm-omni #7960 had about twice as much."""
 PIECEWISE_OPERATORS = 3
 """What a host issues for each layer where attention stays outside the graphs: a piece of the graph,
 the cache write, attention."""
+MOST_STEPS = 64
+"""Steps of a prompt that are looked at one by one."""
 GRAPH_TOKENS = 512
 """vLLM captures no larger batch by default (max_cudagraph_capture_size)."""
 
@@ -60,22 +61,41 @@ class Attention:
     """Tokens that a token sees; 0: all before it."""
     state_bytes: float = 0.0
     """State of one layer and sequence that each step reads and writes (linear attention, Mamba)."""
+    chunked: bool = False
+    """A token sees what is before it in its own chunk of `window` tokens."""
+    step_dim: float = 0.0
+    """Size of a key and a value that a decoded token's query meets, where they are not expanded
+    (MLA); 0: `key_dim` and `value_dim`."""
 
-    def seen(self, context_tokens: int) -> int:
-        """Tokens that the next token attends to."""
-        return min(context_tokens, self.window) if self.window else context_tokens
+    def seen(self, context_tokens: int) -> float:
+        """Tokens that the next token attends to; of a chunk, half of it on average."""
+        if not self.window or context_tokens <= self.window:
+            return context_tokens
+        return self.window / 2 if self.chunked else self.window
 
     def pairs(self, first: int, count: int) -> float:
         """Pairs of a token and one that it sees, for `count` tokens that follow `first` others."""
         last = first + count
+        if self.window and self.chunked:
+            return self._chunked_pairs(last) - self._chunked_pairs(first)
         if not self.window or last <= self.window:
             return count * first + count * (count + 1) / 2
         growing = max(0, self.window - first)
         return growing * first + growing * (growing + 1) / 2 + (count - growing) * self.window
 
+    def _chunked_pairs(self, count: int) -> float:
+        """Pairs of the first `count` tokens."""
+        chunks, rest = divmod(count, self.window)
+        return chunks * self.window * (self.window + 1) / 2 + rest * (rest + 1) / 2
+
     def flops(self, pairs: float) -> float:
-        """Multiplications and additions of both products, of all layers."""
+        """Multiplications and additions of both products, of all layers, while a prompt is read."""
         return 2 * self.layers * self.query_heads * (self.key_dim + self.value_dim) * pairs
+
+    def step_flops(self, context_tokens: int) -> float:
+        """The same for one decoded token."""
+        dim = self.step_dim or self.key_dim + self.value_dim
+        return 2 * self.layers * self.query_heads * dim * self.seen(context_tokens)
 
     def read_bytes(self, context_tokens: int) -> float:
         """Bytes that one sequence's step reads from its cache, over all layers."""
@@ -160,56 +180,6 @@ class Estimate:
         return max(self.terms, key=lambda name: self.terms[name].middle)
 
 
-@dataclass(frozen=True)
-class FirstToken:
-    """Time to the first token of a prompt, of which the cache already holds a part."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """Time per output token of each of `batch` sequences."""
-
-    batch: int
-    context_tokens: int
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
-class Latency:
-    """The latency table of a replica."""
-
-    ttft: tuple[FirstToken, ...]
-    tpot: tuple[NextToken, ...]
-    notes: tuple[str, ...]
-
-
-def latency(
-    traffic: Traffic,
-    setting: Setting,
-    *,
-    prompts: Sequence[int],
-    contexts: Sequence[int],
-    batches: Sequence[int] = (1, 8, 32),
-) -> Latency:
-    """TTFT of each prompt without and with a cached prefix, TPOT of each batch and context."""
-    return Latency(
-        ttft=tuple(
-            FirstToken(prompt, cached, ttft(traffic, setting, prompt, cached_tokens=cached))
-            for prompt in prompts
-            for cached in (0, reused(prompt, prompt, setting))
-        ),
-        tpot=tuple(
-            NextToken(batch, context, tpot(traffic, setting, batch, context))
-            for batch, context in itertools.product(batches, contexts)
-        ),
-        notes=notes(traffic, setting),
-    )
-
-
 def tpot(traffic: Traffic, setting: Setting, batch: int, context_tokens: int) -> Estimate:
     """Time per output token while `batch` sequences of that many tokens are decoded.
 
@@ -217,10 +187,13 @@ def tpot(traffic: Traffic, setting: Setting, batch: int, context_tokens: int) ->
     """
     part = -(-batch // setting.pipeline)
     work = [
-        (layers, layers.flops(layers.seen(context_tokens)) * part,
-         layers.read_bytes(context_tokens) * part)
+        (
+            layers,
+            layers.step_flops(context_tokens) * part,
+            layers.read_bytes(context_tokens) * part,
+        )
         for layers in traffic.attention
-    ]  # fmt: skip
+    ]
     captured = setting.graphs and part <= setting.graph_tokens
     outside = _outside(traffic, captured=captured, whole=setting.attention_in_graphs)
     terms = _step(traffic, setting, (part, part), work, outside)
@@ -239,12 +212,10 @@ def ttft(
     first = reused(prompt_tokens, cached_tokens, setting)
     terms: dict[str, Span] = {}
     steps = 0
-    while first < prompt_tokens:
-        count = min(setting.step_tokens, prompt_tokens - first)
-        for name, span in _prefill(traffic, setting, first, count).items():
-            terms[name] = terms.get(name, Span()) + span
-        first += count
-        steps += 1
+    for start, count, alike in _chunks(first, prompt_tokens, setting.step_tokens):
+        for name, span in _prefill(traffic, setting, start, count).items():
+            terms[name] = terms.get(name, Span()) + span * alike
+        steps += alike
     if setting.pipeline > 1:
         overlap = (steps + setting.pipeline - 1) / (steps * setting.pipeline)
         terms = {
@@ -255,10 +226,30 @@ def ttft(
     return Estimate(terms)
 
 
+def _chunks(first: int, last: int, step_tokens: int) -> Iterator[tuple[int, int, int]]:
+    """The steps that read tokens `first` to `last`: (first token, tokens, how many are alike).
+
+    What a step takes grows in proportion to what is before it, so that of many steps the middle one
+    stands for its neighbours.
+    """
+    whole, rest = divmod(last - first, step_tokens)
+    group = max(1, -(-whole // MOST_STEPS))
+    for at in range(0, whole, group):
+        alike = min(group, whole - at)
+        yield first + step_tokens * at + step_tokens * (alike - 1) // 2, step_tokens, alike
+    if rest:
+        yield first + step_tokens * whole, rest, 1
+
+
+def chunk(traffic: Traffic, setting: Setting, tokens: int) -> Estimate:
+    """One step that reads so many tokens of a prompt: what a running answer waits for."""
+    return Estimate(_prefill(traffic, setting, 0, tokens))
+
+
 def reused(prompt_tokens: int, cached_tokens: int, setting: Setting) -> int:
     """Tokens of a prompt that need not be read again: whole blocks, and never the last token."""
     block = setting.block_tokens
-    return min(cached_tokens, prompt_tokens - 1) // block * block
+    return max(0, min(cached_tokens, prompt_tokens - 1)) // block * block
 
 
 def eager_price(traffic: Traffic, setting: Setting, batch: int, context_tokens: int) -> Span:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from rayserve.documents import Loc
 from rayserve.planner.support.precision import Finding
 from rayserve.planner.support.schemes import Scheme
+from rayserve.planner.weights.allocator import round_up
+from rayserve.planner.weights.modules import VOCAB_PADDING
+from rayserve.planner.weights.stages import stage_layers
 
-VOCAB_PADDING = 64
-"""vLLM pads the vocabulary to a multiple of this (layers/vocab_parallel_embedding.py:36)."""
 MARLIN_TILE = 64
 """Marlin pads a width off this with zeros, where the model's width is a multiple of 128
 (utils/marlin_utils.py:222)."""
@@ -113,19 +114,6 @@ def tensor_sizes(
     return tuple(tensor for tensor in range(1, most + 1) if works(tensor))
 
 
-def stage_layers(layers: int, pipeline: int) -> tuple[int, ...]:
-    """Layers of each stage, as vLLM deals them out (distributed/utils.py:126, get_pp_indices).
-
-    A remainder goes to the stages before the last, which has the output layer; with few left over
-    the first, which has the embedding, gets none either.
-    """
-    each, rest = divmod(layers, pipeline)
-    counts = [each] * pipeline
-    for back in range(2, rest + 2):
-        counts[-back] += 1
-    return tuple(counts)
-
-
 def _broken(shape: CutShape, tensor: int, *, expert_parallel: bool) -> Iterator[_Rule]:
     uneven = [
         *_broken_heads(shape, tensor),
@@ -160,7 +148,7 @@ def _broken_heads(shape: CutShape, tensor: int) -> Iterator[_Rule]:
 
 
 def _broken_widths(shape: CutShape, tensor: int, *, expert_parallel: bool) -> Iterator[_Rule]:
-    padded = -(-shape.vocab // VOCAB_PADDING) * VOCAB_PADDING
+    padded = round_up(shape.vocab, VOCAB_PADDING)
     if padded % tensor:
         source = "model_executor/layers/vocab_parallel_embedding.py:305"
         yield _divides(f"the vocabulary of {shape.vocab}, padded to {padded}", source)

@@ -14,6 +14,7 @@ from typing import Any
 
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
+from rayserve.planner.support.names import check_names
 from rayserve.spec import nearest
 
 UNCHANGED = "copy config.json from the checkpoint, unchanged"
@@ -25,8 +26,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "num_hidden_layers": (1, MOST_LAYERS), "num_layers": (1, MOST_LAYERS),
     "n_layer": (1, MOST_LAYERS), "n_layers": (1, MOST_LAYERS),
     "hidden_size": (1, _WIDTH), "n_embd": (1, _WIDTH), "d_model": (1, _WIDTH),
-    "num_attention_heads": (0, _HEADS), "n_head": (1, _HEADS), "n_heads": (1, _HEADS),
-    "num_key_value_heads": (0, _HEADS), "multi_query_group_num": (1, _HEADS),
+    "num_attention_heads": (1, _HEADS), "n_head": (1, _HEADS), "n_heads": (1, _HEADS),
+    "num_key_value_heads": (1, _HEADS), "multi_query_group_num": (1, _HEADS),
     "head_dim": (1, 2**14), "global_head_dim": (1, 2**14), "v_head_dim": (0, 2**14),
     "qk_nope_head_dim": (0, 2**14), "qk_rope_head_dim": (0, 2**14),
     "kv_lora_rank": (0, 2**16), "q_lora_rank": (0, 2**16),
@@ -228,6 +229,7 @@ def _check_quantization(part: Mapping[str, Any], prefix: str, where: Where) -> N
         for label, group in (groups or {}).items():
             shown = label[:40] if label.isprintable() else "?"
             _check_group(group, f"{key}.config_groups.{shown}", where)
+        check_names(raw, f"{key}.", where, layers=_first(part, LAYERS))
 
 
 def _check_group(group: object, key: str, where: Where) -> None:

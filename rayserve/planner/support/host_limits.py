@@ -1,4 +1,4 @@
-"""What must a host have beyond its GPUs: memory and shared memory, whole GPUs, as many as ranks?
+"""What must a host have beyond its GPUs: memory, shared memory, and GPUs that are whole?
 
 Facts that nobody knows are None, and nothing is said of them.
 """
@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayserve.planner.support.precision import Finding
+from rayserve.planner.units import GIB, MIB
 
-GIB = 2**30
-MIB = 2**20
 QUEUE_BYTES = 240 * MIB
 """What must be free in /dev/shm when a rank makes its queue of answers: 10 chunks of 24 MiB
 (distributed/device_communicators/shm_broadcast.py:336 and 492). Its pages are taken only as it fills,
@@ -37,10 +36,11 @@ def check_host(
 ) -> tuple[Finding, ...]:
     """What a host of the pool lacks; `offload_gib` is `kv_offload.cpu_gib`, for each replica."""
     ranks = min(tensor * pipeline, host.gpus)
+    room = _room_gib(host, ranks=ranks, replicas=replicas_on_host)
     return (
-        *_check_gpus(host, tensor),
-        *_check_shm(host, ranks=ranks, replicas=replicas_on_host, offload_gib=offload_gib),
-        *_check_memory(host, replicas=replicas_on_host, offload_gib=offload_gib),
+        *_check_mig(host),
+        *_check_shm(host, room, ranks=ranks, replicas=replicas_on_host, offload_gib=offload_gib),
+        *_check_memory(host, room, replicas=replicas_on_host, offload_gib=offload_gib),
     )
 
 
@@ -54,7 +54,17 @@ def shm_bytes(*, ranks: int, replicas: int, offload_gib: float) -> int:
     return queue + replicas * int(offload_gib * GIB)
 
 
-def _check_gpus(host: HostFacts, tensor: int) -> Iterator[Finding]:
+def _room_gib(host: HostFacts, *, ranks: int, replicas: int) -> int:
+    """The largest `cpu_gib` that memory and shared memory both allow; 0: none."""
+    limits = []
+    if host.memory_gib is not None:
+        limits.append(host.memory_gib - HOST_RESERVE_GIB)
+    if host.shm_gib is not None:
+        limits.append(host.shm_gib - shm_bytes(ranks=ranks, replicas=1, offload_gib=0) / GIB)
+    return max(0, int(min(limits, default=0) / replicas))
+
+
+def _check_mig(host: HostFacts) -> Iterator[Finding]:
     if host.mig:
         yield Finding(
             "refuse",
@@ -64,26 +74,17 @@ def _check_gpus(host: HostFacts, tensor: int) -> Iterator[Finding]:
             "MIG mode is on",
             "turn it off on each host: nvidia-smi -mig 0",
         )
-    if tensor > host.gpus:
-        yield Finding(
-            "refuse",
-            ("parallelism", "tensor"),
-            f"ranks of one stage on one host, of {host.gpus} GPUs",
-            f"tensor: {tensor}",
-            f"write tensor: {host.gpus}, and `pipeline` for more hosts",
-        )
 
 
 def _check_shm(
-    host: HostFacts, *, ranks: int, replicas: int, offload_gib: float
+    host: HostFacts, room: int, *, ranks: int, replicas: int, offload_gib: float
 ) -> Iterator[Finding]:
     need = shm_bytes(ranks=ranks, replicas=replicas, offload_gib=offload_gib)
     if host.shm_gib is None or need <= host.shm_gib * GIB:
         return
-    room = (host.shm_gib * GIB - shm_bytes(ranks=ranks, replicas=1, offload_gib=0)) / replicas / GIB
     size = -(-need // GIB)
     grow = f"mount -o remount,size={size}G /dev/shm, or start the container with --shm-size={size}g"
-    lower = f"write cpu_gib: {int(room)}, or " if offload_gib and room >= 1 else ""
+    lower = f"write cpu_gib: {room}, or " if offload_gib and room else ""
     yield Finding(
         "refuse",
         ("kv_offload", "cpu_gib") if offload_gib else ("parallelism", "tensor"),
@@ -95,16 +96,17 @@ def _check_shm(
     )
 
 
-def _check_memory(host: HostFacts, *, replicas: int, offload_gib: float) -> Iterator[Finding]:
+def _check_memory(
+    host: HostFacts, room: int, *, replicas: int, offload_gib: float
+) -> Iterator[Finding]:
     need = replicas * offload_gib + HOST_RESERVE_GIB
     if not offload_gib or host.memory_gib is None or need <= host.memory_gib:
         return
-    room = int((host.memory_gib - HOST_RESERVE_GIB) / replicas)
     yield Finding(
         "refuse",
         ("kv_offload", "cpu_gib"),
         f"{need:.0f} GiB of host memory: {replicas} x {offload_gib:g} for KV blocks, "
         f"{HOST_RESERVE_GIB} for the rest",
         f"{host.memory_gib:.0f} GiB",
-        f"write cpu_gib: {room}" if room >= 1 else "leave kv_offload out",
+        f"write cpu_gib: {room}" if room else "leave kv_offload out",
     )

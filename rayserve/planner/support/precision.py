@@ -254,6 +254,17 @@ def backends_for(attention: Attention, *, dtype: str, kv: str, capability: int) 
     )
 
 
+def chosen_backend(attention: Attention, *, dtype: str, kv: str, capability: int) -> str:
+    """The backend that vLLM takes; empty: none takes all of it.
+
+    Where capability begins with 10 FlashInfer is asked first (platforms/cuda.py:158).
+    """
+    taken = backends_for(attention, dtype=dtype, kv=kv, capability=capability)
+    if capability // 10 == 10 and "FLASHINFER" in taken:
+        return "FLASHINFER"
+    return taken[0] if taken else ""
+
+
 def kv_cache_dtypes_for(
     attention: Sequence[Attention], *, dtype: str, capability: int
 ) -> list[str]:

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.figures import check_figures
+from rayserve.planner.units import MIB
 
-MIB = 2**20
 MAX_CONFIG_BYTES = 4 * MIB
 """A config.json has some KiB; those that list every layer or label, some hundred."""
 MAX_INDEX_BYTES = 32 * MIB
@@ -38,8 +38,8 @@ class Index:
     alone, never for sums."""
 
 
-def check_size(size_bytes: int, most: int, where: Where) -> None:
-    """Refuse a file before it is read.
+def check_size(size_bytes: int, most: int, where: Where, *, do: str = "") -> None:
+    """Refuse a file before it is read; `do`: what to do about one that is too large.
 
     Raises:
         SpecError: it is empty, or larger than such a file can be.
@@ -49,7 +49,7 @@ def check_size(size_bytes: int, most: int, where: Where) -> None:
             f"a file of at most {most // MIB} MiB",
             f"{size_bytes / MIB:.0f} MiB",
             where,
-            do="name the model's own file; weights are not read here",
+            do=do or "name the right file: weights and other data have no place in it",
         )
     if size_bytes <= 0:
         raise _error("a JSON object", "an empty file", where)

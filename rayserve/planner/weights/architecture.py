@@ -7,23 +7,17 @@ said to be unknown; nothing is guessed from its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rayserve.errors import Where
-from rayserve.planner.weights import dense, hybrid, latent, vision
-from rayserve.planner.weights.blocks import Build, layer_count
+from rayserve.planner.weights import vision
+from rayserve.planner.weights.blocks import layer_count
 from rayserve.planner.weights.facts import COPY, Facts, UnknownModelError
-from rayserve.planner.weights.modules import (
-    COLUMNS,
-    Embedding,
-    Layer,
-    Linear,
-    Module,
-    Tensor,
-    norm,
-)
+from rayserve.planner.weights.families import FAMILIES, TOWERS, Family
+from rayserve.planner.weights.modules import COLUMNS, Embedding, Layer, Linear, Module, norm
+from rayserve.planner.weights.names import TEXT_PARTS, canonical
 from rayserve.planner.weights.quantization import Quantization, read_quantization
 
 ELEMENT_BYTES = {
@@ -34,21 +28,6 @@ ELEMENT_BYTES = {
     "bfloat16": 2,
 }
 """Types that vLLM computes in, by their names in `--dtype` and in config.json."""
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How an architecture's layers are built, and its class defaults."""
-
-    build: Callable[[Facts], Build]
-    tied: bool = False
-    """`tie_word_embeddings` where the config is silent."""
-    tower: str = ""
-    norm_bias: bool = False
-    head_bias: bool = False
-    draft: Callable[[Facts, Build], tuple[Layer, ...]] | None = None
-    around: Callable[[Facts], list[Module]] | None = None
-    """Further tables beside the embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,88 +54,6 @@ class Architecture:
     """What the config leaves out and the family's published checkpoints supplied."""
 
 
-def _per_layer_embedding(facts: Facts) -> list[Module]:
-    """Gemma 4's second embedding, of which each layer takes a slice."""
-    size = facts.optional("hidden_size_per_layer_input")
-    if not size:
-        return []
-    wide = size * layer_count(facts)
-    vocab = facts.count("vocab_size_per_layer_input", "vocab_size")
-    hidden = facts.count("hidden_size")
-    return [
-        Embedding("model.embed_tokens_per_layer", vocab, wide),
-        Linear("model.per_layer_model_projection", hidden, (wide,), COLUMNS),
-        Tensor("model.per_layer_projection_norm.weight", size),
-    ]
-
-
-_DEEPSEEK = Family(latent.deepseek, draft=latent.deepseek_draft)
-FAMILIES: Mapping[str, Family] = {
-    "LlamaForCausalLM": Family(dense.llama),
-    "MistralForCausalLM": Family(dense.llama),
-    "Ministral3ForCausalLM": Family(dense.llama),
-    "InternLM3ForCausalLM": Family(dense.llama),
-    "AquilaForCausalLM": Family(dense.llama),
-    "GraniteForCausalLM": Family(dense.granite),
-    "Phi3ForCausalLM": Family(dense.phi3),
-    "PhiForCausalLM": Family(dense.phi, norm_bias=True, head_bias=True),
-    "SeedOssForCausalLM": Family(dense.seed_oss),
-    "Qwen2ForCausalLM": Family(dense.qwen2),
-    "Qwen3ForCausalLM": Family(dense.qwen3),
-    "GlmForCausalLM": Family(dense.glm),
-    "Glm4ForCausalLM": Family(dense.glm4),
-    "NemotronForCausalLM": Family(dense.nemotron, norm_bias=True),
-    "GemmaForCausalLM": Family(dense.gemma, tied=True),
-    "Gemma2ForCausalLM": Family(dense.gemma2, tied=True),
-    "Gemma3ForCausalLM": Family(dense.gemma3, tied=True),
-    "Gemma3ForConditionalGeneration": Family(dense.gemma3, tied=True, tower="gemma3"),
-    "Gemma4ForCausalLM": Family(hybrid.gemma4, tied=True, around=_per_layer_embedding),
-    "Gemma4ForConditionalGeneration": Family(
-        hybrid.gemma4, tied=True, tower="gemma4", around=_per_layer_embedding
-    ),
-    "MixtralForCausalLM": Family(dense.mixtral),
-    "Qwen2MoeForCausalLM": Family(dense.qwen2_moe),
-    "Qwen3MoeForCausalLM": Family(dense.qwen3_moe),
-    "Glm4MoeForCausalLM": Family(dense.glm4_moe, draft=latent.deepseek_draft),
-    "GptOssForCausalLM": Family(dense.gpt_oss),
-    "MiniMaxM2ForCausalLM": Family(dense.minimax_m2),
-    "Llama4ForCausalLM": Family(dense.llama4),
-    "Llama4ForConditionalGeneration": Family(dense.llama4, tower="llama4"),
-    "DeepseekV2ForCausalLM": _DEEPSEEK,
-    "DeepseekV3ForCausalLM": _DEEPSEEK,
-    "DeepseekV32ForCausalLM": _DEEPSEEK,
-    "GlmMoeDsaForCausalLM": _DEEPSEEK,
-    "KimiVLForConditionalGeneration": Family(latent.deepseek, tower="kimi_vl"),
-    "KimiK25ForConditionalGeneration": Family(latent.deepseek, tower="kimi_k25"),
-    "Qwen3NextForCausalLM": Family(hybrid.qwen3_next),
-    "Qwen3_5ForCausalLM": Family(hybrid.qwen3_5),
-    "Qwen3_5MoeForCausalLM": Family(hybrid.qwen3_5),
-    "Qwen3_5ForConditionalGeneration": Family(hybrid.qwen3_5, tower="qwen3_5"),
-    "Qwen3_5MoeForConditionalGeneration": Family(hybrid.qwen3_5, tower="qwen3_5"),
-    "NemotronHForCausalLM": Family(hybrid.nemotron_h),
-    "LlavaNextForConditionalGeneration": Family(dense.granite, tower="granite_vision"),
-    "Mistral3ForConditionalGeneration": Family(dense.llama, tower="mistral3"),
-    "Qwen2VLForConditionalGeneration": Family(dense.qwen2_vl, tower="qwen2_vl"),
-    "Qwen2_5_VLForConditionalGeneration": Family(dense.qwen2_vl, tower="qwen2_5_vl"),
-    "Qwen3VLForConditionalGeneration": Family(dense.qwen3_vl, tower="qwen3_vl"),
-    "Qwen3VLMoeForConditionalGeneration": Family(dense.qwen3_vl_moe, tower="qwen3_vl"),
-}
-"""Architectures that the planner lays out exactly, as `architectures` of a config.json names them."""
-TOWERS: Mapping[str, vision.Tower] = {
-    "gemma3": vision.gemma3,
-    "gemma4": vision.gemma4,
-    "granite_vision": vision.llava_next,
-    "kimi_k25": vision.kimi_vl,
-    "kimi_vl": vision.kimi_vl,
-    "llama4": vision.llama4,
-    "mistral3": vision.mistral3,
-    "qwen2_vl": vision.qwen_vl,
-    "qwen2_5_vl": vision.qwen_vl,
-    "qwen3_vl": vision.qwen_vl,
-    "qwen3_5": vision.qwen_vl,
-}
-
-
 def read_architecture(
     config: Mapping[str, Any], where: Where, *, dtype: str = "auto", quantization: str = ""
 ) -> Architecture:
@@ -172,11 +69,11 @@ def read_architecture(
         UnknownModelError: the architecture or the weights' format is not one of ours.
         SpecError: a figure is missing or cannot be.
     """
-    whole = Facts(config, where)
+    whole = Facts(canonical(config), where)
     name, family = _family(whole)
-    inner = whole.inner("text_config", "language_config", "llm_config")
+    inner = whole.inner(*TEXT_PARTS)
     text = Facts({**config, **inner.data}, where) if inner is not None else whole
-    hidden, vocab = text.count("hidden_size"), text.count("vocab_size")
+    hidden, vocab = text.count("hidden_size"), text.count("padded_vocab_size", "vocab_size")
     build = family.build(text)
     title, element = _dtype(text, dtype)
     tied = _tied(whole, inner, family)
@@ -192,7 +89,7 @@ def read_architecture(
         name=name,
         hidden=hidden,
         vocab=vocab,
-        max_position=text.optional("max_position_embeddings", "n_positions"),
+        max_position=text.optional("max_position_embeddings"),
         dtype=title,
         element_bytes=element,
         layers=tuple(build(index) for index in range(layer_count(text))),

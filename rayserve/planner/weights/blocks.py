@@ -32,7 +32,7 @@ LOCAL_KINDS = {"sliding_attention": SLIDING, "chunked_attention": "chunked"}
 
 def layer_count(facts: Facts) -> int:
     """How many decoder layers the model has."""
-    return facts.count("num_hidden_layers", "n_layer", most=MOST_LAYERS)
+    return facts.count("num_hidden_layers", most=MOST_LAYERS)
 
 
 def layer_name(index: int) -> str:
@@ -122,15 +122,17 @@ def decoder(
     feed: Feed | None = None,
     sinks: bool = False,
     attention_name: str = "self_attn",
-    norm_names: tuple[str, ...] = (),
+    width: int = 0,
 ) -> Build:
     """The usual decoder: grouped-query attention and an MLP or, through `feed`, experts.
 
-    `rotaries` are those of layers that see everything and of sliding ones.
+    `rotaries` are those of layers that see everything and of sliding ones; `width` is the MLP's, 0
+    for what the config says.
     """
     hidden, size = facts.count("hidden_size"), head_size(facts)
     heads, kv_heads = facts.count("num_attention_heads"), kv_head_count(facts)
-    width = 0 if feed else facts.count("intermediate_size", "n_inner")
+    if not feed:
+        width = width or facts.count("intermediate_size")
     local = sliding if sliding is not None else windows(facts)
     table = read_rotary(facts, size)
     tables = rotaries or (table, table)
@@ -159,8 +161,7 @@ def decoder(
             mlp, more = feed(index)
             modules += more
         for at in range(norms):
-            title = norm_names[at] if norm_names else f"norm{at}"
-            modules += norm(f"{name}.{title}", hidden, bias=norm_bias)
+            modules += norm(f"{name}.norm{at}", hidden, bias=norm_bias)
         mixing = Attention(
             SLIDING if window else FULL,
             heads,

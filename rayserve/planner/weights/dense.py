@@ -50,6 +50,12 @@ def llama(facts: Facts) -> Build:
     )
 
 
+def ernie(facts: Facts) -> Build:
+    """ERNIE 4.5 without experts: Llama, whose biases the config calls by another name."""
+    bias = facts.flag("use_bias", default=False)
+    return decoder(facts, qkv_bias=bias, mlp_bias=bias)
+
+
 def granite(facts: Facts) -> Build:
     """Granite 3: Llama with scalars of its own."""
     bias = facts.flag("attention_bias", default=False)
@@ -59,13 +65,13 @@ def granite(facts: Facts) -> Build:
 
 
 def phi3(facts: Facts) -> Build:
-    """Phi-3 and Phi-4: Llama whose checkpoint is already fused."""
+    """Phi-3 and Phi-4, InternLM 2: Llama whose checkpoint is already fused."""
     return decoder(facts)
 
 
 def phi(facts: Facts) -> Build:
     """Phi-1.5 and Phi-2: one LayerNorm a layer, biases everywhere, no gate."""
-    table = _through_transformers(read_rotary(facts, head_size(facts), partial=0.5))
+    table = through_transformers(read_rotary(facts, head_size(facts), partial=0.5))
     return decoder(
         facts,
         qkv_bias=True,
@@ -80,7 +86,7 @@ def phi(facts: Facts) -> Build:
 
 def seed_oss(facts: Facts) -> Build:
     """Seed-OSS: biases of queries, keys and values."""
-    table = _through_transformers(read_rotary(facts, head_size(facts)))
+    table = through_transformers(read_rotary(facts, head_size(facts)))
     return decoder(
         facts,
         qkv_bias=facts.flag("attention_bias", default=True),
@@ -89,7 +95,8 @@ def seed_oss(facts: Facts) -> Build:
     )
 
 
-def _through_transformers(table: Rotary | None) -> Rotary | None:
+def through_transformers(table: Rotary | None) -> Rotary | None:
+    """The table, which only versions before the installed one keep."""
     return None if table is None else replace(table, in_transformers=THROUGH_TRANSFORMERS)
 
 
@@ -183,10 +190,11 @@ def mixtral(facts: Facts) -> Build:
         experts_per_token=facts.count("num_experts_per_tok"),
         expert_width=facts.count("intermediate_size"),
     )
-    return decoder(facts, feed=_same(facts, "block_sparse_moe", mlp, parts=MIXTRAL_PARTS))
+    return decoder(facts, feed=same(facts, "block_sparse_moe", mlp, parts=MIXTRAL_PARTS))
 
 
-def _same(facts: Facts, name: str, mlp: Mlp, **options: object) -> Feed:
+def same(facts: Facts, name: str, mlp: Mlp, **options: object) -> Feed:
+    """The same experts in every layer; `options` are those of `expert_modules`."""
     hidden = facts.count("hidden_size")
 
     def feed(index: int) -> tuple[Mlp, list[Module]]:
@@ -209,7 +217,7 @@ def mixed(facts: Facts, sparse: tuple[bool, ...], mlp: Mlp, **options: object) -
     """Experts in the layers marked `sparse`, a dense MLP in the others."""
     hidden = facts.count("hidden_size")
     width = 0 if all(sparse) else facts.count("intermediate_size")
-    experts = _same(facts, "mlp", mlp, **options)
+    experts = same(facts, "mlp", mlp, **options)
 
     def feed(index: int) -> tuple[Mlp, list[Module]]:
         if sparse[index]:
@@ -319,7 +327,7 @@ def gpt_oss(facts: Facts) -> Build:
         attention_name="attn",
         sliding=tuple(window if index % 2 == 0 else 0 for index in range(layer_count(facts))),
         rotaries=(table, table),
-        feed=_same(facts, "mlp", mlp, gate="router", router_bias=True, bias=True),
+        feed=same(facts, "mlp", mlp, gate="router", router_bias=True, bias=True),
     )
 
 
@@ -333,7 +341,7 @@ def minimax_m2(facts: Facts) -> Build:
     size = head_size(facts)
     build = decoder(
         facts,
-        feed=_same(
+        feed=same(
             facts,
             "block_sparse_moe",
             mlp,

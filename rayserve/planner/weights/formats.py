@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rayserve.planner.weights.allocator import round_up
 from rayserve.planner.weights.modules import Experts, Linear
-from rayserve.planner.weights.quantization import (
+from rayserve.planner.weights.scheme import (
     AWQ,
     BLOCK,
     CHANNEL,
@@ -140,7 +140,11 @@ def linear_after(
             yield from _replace(f"{name}.scale", f"{name}.scales", rows * groups * element)
     elif scheme.kind == PACKED:
         yield from _packed_after(name, scheme, inputs, rows, element, target)
-    elif scheme.kind in {NVFP4, MXFP4} and target.capability >= AFTER_HOPPER:
+    elif (
+        scheme.kind in {NVFP4, MXFP4}
+        and target.capability >= AFTER_HOPPER
+        and (scheme.static_input or scheme.kind == MXFP4)  # with inputs of 16 bits Marlin runs
+    ):
         group = 16 if scheme.kind == NVFP4 else 32
         tiles = round_up(rows, 128) * round_up(-(-inputs // group), 4)
         yield from _replace(f"{name}.scale", f"{name}.scales", tiles)

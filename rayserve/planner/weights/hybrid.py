@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rayserve.planner.weights.blocks import (
     FLOAT32,
     Build,
@@ -24,11 +26,13 @@ from rayserve.planner.weights.modules import (
     NONE,
     ROWS,
     SLIDING,
+    Absorbed,
     Attention,
     Layer,
     Linear,
     Mlp,
     Module,
+    Rotary,
     State,
     Tensor,
     mlp_modules,
@@ -126,6 +130,35 @@ def qwen3_next(facts: Facts, *, flat: bool = False, mrope: bool = False) -> Buil
     return build
 
 
+def qwen_draft(facts: Facts, build: Build) -> tuple[Layer, ...]:
+    """The layers that guess tokens (qwen3_next_mtp.py, qwen3_5_mtp.py): a projection of embedding and
+    hidden state, three norms, and decoder layers with full attention; one where the config is silent.
+    """
+    hidden = facts.count("hidden_size")
+    count = facts.count("mtp_num_hidden_layers", "num_nextn_predict_layers", default=1, most=64)
+    full = next((at for at, kind in enumerate(linear_layers(facts)) if not kind), -1)
+    if full < 0:
+        return ()
+    around: list[Module] = [
+        Linear("mtp.fc", 2 * hidden, (hidden,), COLUMNS, quantizable=False),
+        *(Tensor(f"mtp.{title}.weight", hidden) for title in ("norm", "norm_hidden", "norm_embed")),
+    ]
+    drafts = []
+    for at in range(count):
+        layer = build(full)
+        old, new = layer_name(full), f"mtp.layers.{at}"
+        named = [_renamed(module, old, new) for module in layer.modules]
+        own = (*around, *named) if at == 0 else tuple(named)
+        drafts.append(replace(layer, modules=own))
+    return tuple(drafts)
+
+
+def _renamed(module: Module, old: str, new: str) -> Module:
+    if isinstance(module, Rotary | Absorbed) or not module.name.startswith(old):
+        return module
+    return replace(module, name=new + module.name.removeprefix(old))
+
+
 def qwen3_5(facts: Facts) -> Build:
     """Qwen 3.5 and 3.6."""
     return qwen3_next(facts, flat=True, mrope=True)
@@ -213,8 +246,9 @@ def _state_bytes(facts: Facts, key: str) -> int:
 def mamba_modules(
     name: str, hidden: int, state: State, *, bias: bool, conv_bias: bool
 ) -> list[Module]:
-    """A Mamba-2 mixer (mamba_mixer2.py); its groups divide the ranks, or there is one group."""
+    """A Mamba-2 mixer (mamba_mixer2.py); a single group is repeated on every rank."""
     inner, groups = state.heads * state.head_size, state.key_heads * state.state_size
+    alone = state.key_heads == 1
     return [
         Linear(
             f"{name}.conv1d",
@@ -223,6 +257,7 @@ def mamba_modules(
             COLUMNS,
             bias=conv_bias,
             quantizable=False,
+            repeated=(1, 2) if alone else (),
         ),
         Linear(
             f"{name}.in_proj",
@@ -230,6 +265,7 @@ def mamba_modules(
             (inner, inner, groups, groups, state.heads),
             COLUMNS,
             bias=bias,
+            repeated=(2, 3) if alone else (),
         ),
         Tensor(f"{name}.A", state.heads, COLUMNS, FLOAT32),
         Tensor(f"{name}.D", state.heads, COLUMNS),

@@ -32,8 +32,11 @@ INDEX_BLOCK = 128
 """Elements of an indexer key that share one 4-byte scale (`quant_block_size`)."""
 
 
-def deepseek(facts: Facts) -> Build:
-    """DeepSeek V2, V3, R1, V3.2, Kimi-K2, GLM-5: latent attention, dense layers first, then experts."""
+def deepseek(facts: Facts, *, router_bytes: int = 0) -> Build:
+    """DeepSeek V2, V3, R1, V3.2, Kimi-K2, GLM-5: latent attention, dense layers first, then experts.
+
+    `router_bytes`: of an element of the router; 0 for the activations' type.
+    """
     hidden = facts.count("hidden_size")
     table = read_rotary(facts, facts.count("qk_rope_head_dim"))
     mixing = attention_facts(facts)
@@ -53,7 +56,9 @@ def deepseek(facts: Facts) -> Build:
         modules = latent_modules(f"{name}.self_attn", facts, hidden, own, table)
         feed = mlp if sparse[index] else Mlp(width=width)
         if feed.experts:
-            modules += expert_modules(f"{name}.mlp", hidden, feed, correction=correction)
+            modules += expert_modules(
+                f"{name}.mlp", hidden, feed, correction=correction, router_bytes=router_bytes
+            )
         else:
             modules += mlp_modules(f"{name}.mlp", hidden, width)
         modules += norm(f"{name}.input_layernorm", hidden)
@@ -108,6 +113,7 @@ def attention_facts(facts: Facts) -> Attention:
         latent_size=facts.count("kv_lora_rank"),
         rope_size=rope,
         index_size=index + index // INDEX_BLOCK * 4,
+        index_topk=indexed,
     )
 
 

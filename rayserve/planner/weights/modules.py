@@ -52,6 +52,8 @@ class Linear:
     quantizable: bool = True
     element_bytes: int = 0
     """Of an unquantized weight; 0: the activations' type."""
+    repeated: tuple[int, ...] = ()
+    """Outputs, by their place, that every rank of a column cut holds whole."""
 
     def local(self, tensor: int) -> tuple[int, tuple[int, ...]]:
         """Inputs and outputs of the share of one of `tensor` ranks."""
@@ -63,7 +65,10 @@ class Linear:
             heads = local_kv_heads(self.kv_heads, tensor)
             kept = (size // self.kv_heads * heads for size in self.outputs[1:])
             return self.inputs, (share(self.outputs[0], tensor), *kept)
-        return self.inputs, tuple(share(size, tensor) for size in self.outputs)
+        return self.inputs, tuple(
+            size if at in self.repeated else share(size, tensor)
+            for at, size in enumerate(self.outputs)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,8 @@ class Attention:
     rope_size: int = 0
     index_size: int = 0
     """Elements of a token's key in a sparse indexer's cache."""
+    index_topk: int = 0
+    """Tokens that sparse attention sees; 0: all. A layer without an indexer takes another's choice."""
     shares_cache_of: int = -1
     """Layer whose cache this one reads; -1: its own."""
     keys_are_values: bool = False

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from rayserve.errors import SpecError
+from rayserve.planner.support import schemes
 from rayserve.planner.weights.facts import Facts, UnknownModelError
+from rayserve.planner.weights.scheme import (
+    AWQ,
+    BLOCK,
+    CHANNEL,
+    FP8,
+    GPTQ,
+    GROUP,
+    INT8,
+    MXFP4,
+    NVFP4,
+    PACKED,
+    TENSOR,
+    Scheme,
+)
 
-FP8, INT8, PACKED, MXFP4, NVFP4 = "fp8", "int8", "packed", "mxfp4", "nvfp4"
-TENSOR, CHANNEL, GROUP, BLOCK = "tensor", "channel", "group", "block"
-COMPRESSED, GPTQ, AWQ = "compressed", "gptq", "awq"
 EXACT, PART, WILDCARD = "exact", "part", "wildcard"
 GROUP_LIMIT = 2**20
 ONLINE = {
@@ -37,24 +49,8 @@ RENAMED = {
     "compressed_tensors": "compressed-tensors",
     "gpt_oss_mxfp4": "mxfp4",
     "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How one matrix is stored."""
-
-    kind: str
-    scale: str = CHANNEL
-    bits: int = 8
-    group: int = 0
-    """Elements along the inputs that share a scale; 0: all of them."""
-    block: tuple[int, int] = (0, 0)
-    """Outputs and inputs that share a scale, for `BLOCK`."""
-    zero_points: bool = False
-    layout: str = COMPRESSED
-    online: bool = False
-    static_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +65,11 @@ class Quantization:
     experts_only: bool = False
     head: bool = False
     """The output head is quantized too."""
+    _found: dict[tuple[str, tuple[str, ...], bool], Scheme | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _names: dict[int, Names] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of each tuple of this object, by its identity: a list of every expert is long to hash."""
 
     def scheme(
         self, name: str, parts: tuple[str, ...] = (), *, expert: bool = False
@@ -78,6 +79,12 @@ class Quantization:
         A fused matrix is left alone when the parts it is made of are (`is_layer_skipped` of
         vllm/model_executor/layers/quantization/utils/quant_utils.py).
         """
+        key = (name, parts, expert)
+        if key not in self._found:
+            self._found[key] = self._look_up(name, parts, expert=expert)
+        return self._found[key]
+
+    def _look_up(self, name: str, parts: tuple[str, ...], *, expert: bool) -> Scheme | None:
         if self.experts_only and not expert:
             return None
         stem, _, last = name.rpartition(".")
@@ -96,32 +103,39 @@ class Quantization:
     def _matches(self, name: str, patterns: tuple[str, ...]) -> bool:
         if not patterns:
             return False
+        known = self._names.get(id(patterns))
+        if known is None:
+            known = self._names[id(patterns)] = Names(patterns, self.matching)
+        return known.match(name)
+
+
+class Names:
+    """Names of modules, plain or with wildcards, and regular expressions after "re:".
+
+    Broken expressions match nothing.
+    """
+
+    def __init__(self, patterns: tuple[str, ...], matching: str) -> None:
+        self._plain = frozenset(one for one in patterns if not one.startswith("re:"))
+        self._parts = tuple(self._plain) if matching == PART else ()
+        wild = [one for one in self._plain if set(one) & set("*?[")]
+        self._expressions = []
+        if matching == WILDCARD and wild:
+            self._expressions.append(re.compile("|".join(map(fnmatch.translate, wild))))
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                with contextlib.suppress(re.error, RecursionError, OverflowError):
+                    self._expressions.append(re.compile(pattern[3:]))
+
+    def match(self, name: str) -> bool:
+        """Whether one of them is the name, a module above it, or matches it."""
         names = _spellings(name)
-        plain, expressions = _compiled(patterns)
-        if any(expression.match(each) for expression in expressions for each in names):
+        if any(above in self._plain for each in names for above in _ancestors(each)):
             return True
-        if any(above in plain for each in names for above in _ancestors(each)):
+        if any(expression.match(each) for expression in self._expressions for each in names):
             return True
-        if self.matching == PART:
-            return any(pattern in each for pattern in plain for each in names)
-        if self.matching == WILDCARD:
-            return any(fnmatch.fnmatchcase(each, pattern) for pattern in plain for each in names)
-        return False
-
-
-@functools.lru_cache(maxsize=16)
-def _compiled(
-    patterns: tuple[str, ...],
-) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    """Plain names, and what follows "re:" as regular expressions; broken ones match nothing."""
-    plain, expressions = set(), []
-    for pattern in patterns:
-        if not pattern.startswith("re:"):
-            plain.add(pattern)
-            continue
-        with contextlib.suppress(re.error):
-            expressions.append(re.compile(pattern[3:]))
-    return frozenset(plain), tuple(expressions)
+        text = "\0".join(names)
+        return any(part in text for part in self._parts)
 
 
 def _ancestors(name: str) -> Iterator[str]:
@@ -137,7 +151,12 @@ def _spellings(name: str) -> tuple[str, ...]:
     if not name.startswith("model."):
         return (name, f"model.{name}")
     inner = name.removeprefix("model.")
-    return (name, f"language_model.{name}", f"model.language_model.{inner}")
+    return (
+        name,
+        f"language_model.{name}",
+        f"model.language_model.{inner}",
+        f"backbone.{inner}",
+    )
 
 
 def read_quantization(facts: Facts, flag: str = "") -> Quantization | None:
@@ -187,6 +206,14 @@ def _unknown(found: str, facts: Facts) -> UnknownModelError:
 def _online(flag: str, facts: Facts) -> Quantization | None:
     if not flag or flag in {"none", "auto"}:
         return None
+    if flag not in schemes.ONLINE:
+        # get_quant_config of model_loader/weight_utils.py finds no file that describes the format
+        raise SpecError(
+            f"a checkpoint that is quantized with {flag}",
+            found="a config.json without quantization_config",
+            do="take such a checkpoint, or write one of: " + ", ".join(sorted(schemes.ONLINE)),
+            where=facts.where,
+        )
     if flag not in ONLINE:
         raise _unknown(f"`--quantization {flag}` and a config.json without quantization", facts)
     scale = ONLINE[flag]
@@ -218,8 +245,7 @@ def _packed(stated: Facts) -> Quantization:
     """GPTQ, AWQ, and what AutoRound writes in either layout."""
     method = RENAMED.get(stated.text("quant_method").lower(), stated.text("quant_method").lower())
     bits = stated.count("bits", "w_bit", most=8)
-    given = stated.data.get("group_size", stated.data.get("q_group_size"))
-    group = 0 if given == -1 else stated.optional("group_size", "q_group_size", most=GROUP_LIMIT)
+    group = _group_size(stated)
     packing = stated.text("packing_format", stated.text("backend"))
     awq = method == "awq" or "awq" in packing
     zeros = stated.flag("zero_point", default=True) if awq else not stated.flag("sym", default=True)
@@ -227,8 +253,45 @@ def _packed(stated: Facts) -> Quantization:
         PACKED, GROUP, bits=bits, group=group, zero_points=zeros, layout=AWQ if awq else GPTQ
     )
     head = stated.flag("lm_head", default=False)
-    groups = ((("Linear",), scheme),)
+    groups = (*_overrides(stated, scheme), (_quantized_parts(stated), scheme))
     return Quantization(method, groups, _ignored(stated), PART, head=head)
+
+
+def _group_size(stated: Facts) -> int:
+    """Inputs that share a scale; 0 where the file says -1: all of them."""
+    given = stated.data.get("group_size", stated.data.get("q_group_size"))
+    return 0 if given == -1 else stated.optional("group_size", "q_group_size", most=GROUP_LIMIT)
+
+
+def _quantized_parts(stated: Facts) -> tuple[str, ...]:
+    """Parts of a layer that GPTQ was applied to; without a list, all of them."""
+    raw = stated.data.get("modules_in_block_to_quantize")
+    if raw is None:
+        return ("Linear",)
+    rows = raw if isinstance(raw, list) else [raw]
+    names = [name for row in rows for name in (row if isinstance(row, list) else [row])]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise stated.wrong("modules_in_block_to_quantize", "a list of module names", raw)
+    return tuple(names)
+
+
+def _overrides(stated: Facts, scheme: Scheme) -> tuple[tuple[tuple[str, ...], Scheme | None], ...]:
+    """GPTQModel's `dynamic`: "-:pattern" leaves modules as they are, others change bits or group
+    (get_dynamic_override of quantization/utils/gptq_utils.py).
+    """
+    rules = stated.inner("dynamic")
+    found: list[tuple[tuple[str, ...], Scheme | None]] = []
+    for pattern in rules.data if rules is not None else ():
+        own = rules.inner(str(pattern)) if rules is not None else None
+        text = str(pattern)
+        if text.startswith("-:"):
+            found.append(((f"re:{text[2:]}",), None))
+        elif own is not None:
+            bits = own.count("bits", default=scheme.bits, most=8)
+            group = _group_size(own) if own.has("group_size") else scheme.group
+            changed = replace(scheme, bits=bits, group=group)
+            found.append(((f"re:{text.removeprefix('+:')}",), changed))
+    return tuple(found)
 
 
 def _mxfp4(stated: Facts) -> Quantization:
@@ -237,18 +300,43 @@ def _mxfp4(stated: Facts) -> Quantization:
     return Quantization("mxfp4", groups, _ignored(stated), WILDCARD, experts_only=True)
 
 
+MODELOPT = {
+    "FP8": Scheme(FP8, TENSOR, static_input=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(FP8, CHANNEL),
+    "FP8_PB_WO": Scheme(FP8, BLOCK, block=(128, 128)),
+    "NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16, static_input=True),
+    "W4A16_NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16),
+}
+
+
 def _modelopt(stated: Facts) -> Quantization:
-    algorithm = stated.text("quant_algo").upper()
-    schemes = {
-        "FP8": Scheme(FP8, TENSOR, static_input=True),
-        "FP8_PER_CHANNEL_PER_TOKEN": Scheme(FP8, CHANNEL),
-        "FP8_PB_WO": Scheme(FP8, BLOCK, block=(128, 128)),
-        "NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16, static_input=True),
-    }
-    if algorithm not in schemes:
+    inner = stated.inner("quantization") or stated
+    algorithm = inner.text("quant_algo", stated.text("quant_algo")).upper()
+    ignored = (*_ignored(stated), *_ignored(inner))
+    if algorithm == "MIXED_PRECISION":
+        return _mixed(inner, ignored)
+    if algorithm not in MODELOPT:
         raise _unknown(f"`{algorithm}` as quant_algo of modelopt", stated)
-    groups = ((("Linear",), schemes[algorithm]),)
-    return Quantization("modelopt", groups, _ignored(stated), WILDCARD)
+    groups = ((("Linear",), MODELOPT[algorithm]),)
+    return Quantization("modelopt", groups, ignored, WILDCARD)
+
+
+def _mixed(stated: Facts, ignored: tuple[str, ...]) -> Quantization:
+    """A format for each matrix that is named; the others stay as they were
+    (ModelOptMixedPrecisionConfig).
+    """
+    layers = stated.inner("quantized_layers")
+    if layers is None or not layers.data:
+        raise _unknown("MIXED_PRECISION of modelopt without quantized_layers", stated)
+    named: dict[str, list[str]] = {}
+    for name in layers.data:
+        entry = layers.inner(str(name))
+        algorithm = entry.text("quant_algo").upper() if entry is not None else ""
+        if algorithm not in MODELOPT:
+            raise _unknown(f"`{algorithm}` for `{str(name)[:60]}` of modelopt", stated)
+        named.setdefault(algorithm, []).append(str(name))
+    groups = tuple((tuple(names), MODELOPT[kind]) for kind, names in sorted(named.items()))
+    return Quantization("modelopt", groups, ignored, WILDCARD, head="lm_head" in layers.data)
 
 
 def _quark(stated: Facts) -> Quantization:

@@ -50,7 +50,7 @@ def read_rotary(
         element_bytes: of the table; 0 for the activations' type.
         label: tells tables of equal shape apart.
     """
-    positions = facts.optional("max_position_embeddings", "n_positions", most=LONGEST)
+    positions = facts.optional("max_position_embeddings", most=LONGEST)
     if not positions:
         return None
     rope = rope_facts(facts, kind) if scaled else Facts({}, facts.where)

@@ -33,7 +33,8 @@ from rayserve.planner.weights.modules import (
     Tensor,
     share,
 )
-from rayserve.planner.weights.quantization import FP8, Scheme
+from rayserve.planner.weights.scheme import FP8, Scheme
+from rayserve.planner.weights.stages import stage_range
 
 FLOAT32 = 4
 MLA_WORKSPACE_BYTES = 128 * 2**20
@@ -63,24 +64,6 @@ class Place:
     vision: bool = True
     """False for `--language-model-only`."""
     target: Target = field(default_factory=Target)
-
-
-def stage_layers(layers: int, pipeline: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage (`get_pp_indices` of vllm/distributed/utils.py).
-
-    What does not divide goes to the stages before the last, one each, from the back.
-    """
-    counts = [layers // pipeline] * pipeline
-    for back in range(2, layers % pipeline + 2):
-        counts[-back] += 1
-    return tuple(counts)
-
-
-def stage_range(layers: int, pipeline: int, stage: int) -> range:
-    """Indices of the layers of one stage."""
-    counts = stage_layers(layers, pipeline)
-    first = sum(counts[:stage])
-    return range(first, first + counts[stage])
 
 
 def stage_modules(architecture: Architecture, place: Place) -> Iterator[Module]:
@@ -245,11 +228,6 @@ def stage_weights(architecture: Architecture, place: Place) -> tuple[int, ...]:
     )
 
 
-def worst_weights_bytes(architecture: Architecture, place: Place) -> int:
-    """Bytes of the weights on the fullest rank."""
-    return max(stage_weights(architecture, place))
-
-
 def layer_parameters(layer: Layer) -> int:
     """Elements of a layer before any cut, tables left out: what a checkpoint holds of it."""
     total = 0
@@ -261,4 +239,21 @@ def layer_parameters(layer: Layer) -> int:
             total += module.count * module.width * module.hidden * (3 if module.gated else 2)
         elif isinstance(module, Tensor):
             total += module.elements
+    return total
+
+
+def stored_bytes(architecture: Architecture, *, draft: bool, vision: bool) -> int:
+    """Bytes of all tensors before any cut, as a checkpoint in the compute type holds them.
+
+    Without what vLLM makes of them: padding of the vocabulary, rotary tables, repacked weights.
+    """
+    place = Place(draft=draft, vision=vision)
+    total = 0
+    for module in stage_modules(architecture, place):
+        if isinstance(module, Rotary):
+            continue
+        total += sum(size for _, size in _made(architecture, module, place) if size != RELEASE)
+        if isinstance(module, Embedding):
+            row = module.hidden + (1 if module.bias else 0)
+            total -= (module.local(1) - module.vocab) * row * architecture.element_bytes
     return total

@@ -50,6 +50,23 @@ MOON_VISION = {
     "init_pos_emb_width": 64,
 }
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "llava": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 336,
+        "patch_size": 14,
+    },
+    "internvl": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "qkv_bias": True,
+    },
     "gemma3": SIGLIP,
     "granite_vision": {**SIGLIP, "image_size": 384},
     "kimi_vl": MOON_VISION,
@@ -106,16 +123,18 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _depth(vision: Facts) -> int:
+def depth(vision: Facts) -> int:
+    """Layers of a tower."""
     return vision.count("num_hidden_layers", "depth", most=MOST_LAYERS)
 
 
-def _encoder_layer(
+def encoder_layer(
     name: str,
     hidden: int,
     width: int,
     *,
     bias: bool,
+    qkv_bias: bool | None = None,
     gated: bool = False,
     norm_bias: bool = True,
     names: tuple[str, str, str, str] = ("self_attn.qkv_proj", "self_attn.out_proj", "fc1", "fc2"),
@@ -129,7 +148,7 @@ def _encoder_layer(
             (hidden, hidden, hidden),
             COLUMNS,
             parts=("q_proj", "k_proj", "v_proj"),
-            bias=bias,
+            bias=bias if qkv_bias is None else qkv_bias,
         ),
         Linear(f"{name}.{out}", hidden, (hidden,), ROWS, bias=bias),
         *mlp_modules(f"{name}.mlp", hidden, width, gated=gated, bias=bias, names=(up, down)),
@@ -139,7 +158,7 @@ def _encoder_layer(
     return modules
 
 
-def _convolution(name: str, hidden: int, pixels: int, *, bias: bool) -> list[Module]:
+def convolution(name: str, hidden: int, pixels: int, *, bias: bool) -> list[Module]:
     """The patch embedding, a convolution that is whole on every rank."""
     modules: list[Module] = [Tensor(f"{name}.weight", hidden * pixels)]
     if bias:
@@ -152,10 +171,10 @@ def siglip(vision: Facts, *, layers: int, post_norm: bool) -> list[Module]:
     hidden, width = vision.count("hidden_size"), vision.count("intermediate_size")
     patch, image = vision.count("patch_size"), vision.count("image_size")
     name = "vision_tower.vision_model"
-    modules = _convolution(f"{name}.embeddings", hidden, 3 * patch**2, bias=True)
+    modules = convolution(f"{name}.embeddings", hidden, 3 * patch**2, bias=True)
     modules.append(Tensor(f"{name}.position", (image // patch) ** 2 * hidden))
     for index in range(layers):
-        modules += _encoder_layer(f"{name}.encoder.layers.{index}", hidden, width, bias=True)
+        modules += encoder_layer(f"{name}.encoder.layers.{index}", hidden, width, bias=True)
     if post_norm:
         modules += norm(f"{name}.post_layernorm", hidden, bias=True)
     return modules
@@ -165,7 +184,7 @@ def gemma3(vision: Facts, _whole: Facts, text: int) -> list[Module]:
     """SigLIP, and a projection that is whole on every rank."""
     hidden = vision.count("hidden_size")
     return [
-        *siglip(vision, layers=_depth(vision), post_norm=True),
+        *siglip(vision, layers=depth(vision), post_norm=True),
         Tensor("multi_modal_projector.mm_input_projection_weight", hidden * text),
         Tensor("multi_modal_projector.mm_soft_emb_norm.weight", hidden),
     ]
@@ -177,13 +196,13 @@ def llava_next(vision: Facts, whole: Facts, text: int) -> list[Module]:
     chosen = tuple(asked) if isinstance(asked, list | tuple) else (asked,)
     if not all(isinstance(at, int) and not isinstance(at, bool) for at in chosen):
         raise whole.wrong("vision_feature_layer", "layer numbers", asked)
-    depth = _depth(vision)
-    deepest = max(depth + at + 1 if at < 0 else at for at in chosen)
+    layers = depth(vision)
+    deepest = max(layers + at + 1 if at < 0 else at for at in chosen)
     width = vision.count("hidden_size") * len(chosen)
     bias = whole.flag("multimodal_projector_bias", default=True)
     name = "multi_modal_projector"
     return [
-        *siglip(vision, layers=max(0, min(depth, deepest)), post_norm=False),
+        *siglip(vision, layers=max(0, min(layers, deepest)), post_norm=False),
         Tensor("image_newline", text),
         Linear(f"{name}.linear_1", width, (text,), COLUMNS, bias=bias),
         Linear(f"{name}.linear_2", text, (text,), ROWS, bias=bias),
@@ -193,15 +212,15 @@ def llava_next(vision: Facts, whole: Facts, text: int) -> list[Module]:
 def kimi_vl(vision: Facts, _whole: Facts, text: int) -> list[Module]:
     """MoonViT, and a projector that is whole on every rank."""
     hidden, width = vision.count("hidden_size"), vision.count("intermediate_size")
-    modules = _convolution(
+    modules = convolution(
         "vision_tower.patch_embed.proj", hidden, 3 * vision.count("patch_size") ** 2, bias=True
     )
     grid = vision.count("init_pos_emb_height") * vision.count("init_pos_emb_width")
     modules.append(Tensor("vision_tower.patch_embed.pos_emb.weight", grid * hidden))
-    for index in range(_depth(vision)):
+    for index in range(depth(vision)):
         name = f"vision_tower.encoder.blocks.{index}"
         names = ("wqkv", "wo", "fc0", "fc1")
-        modules += _encoder_layer(name, hidden, width, bias=True, names=names)
+        modules += encoder_layer(name, hidden, width, bias=True, names=names)
     merged = hidden * 4
     modules += norm("vision_tower.encoder.final_layernorm", hidden, bias=True)
     modules += norm("multi_modal_projector.pre_norm", hidden, bias=True)
@@ -216,10 +235,10 @@ def mistral3(vision: Facts, whole: Facts, text: int) -> list[Module]:
     """Pixtral, a patch merger and two projections."""
     hidden, width = vision.count("hidden_size"), vision.count("intermediate_size")
     patch, image = vision.count("patch_size"), vision.count("image_size")
-    modules = _convolution("vision_tower.patch_conv", hidden, 3 * patch**2, bias=False)
+    modules = convolution("vision_tower.patch_conv", hidden, 3 * patch**2, bias=False)
     modules += norm("vision_tower.ln_pre", hidden)
-    for index in range(_depth(vision)):
-        modules += _encoder_layer(
+    for index in range(depth(vision)):
+        modules += encoder_layer(
             f"vision_tower.transformer.layers.{index}",
             hidden,
             width,
@@ -255,8 +274,8 @@ def llama4(vision: Facts, _whole: Facts, text: int) -> list[Module]:
     ]
     for title in ("layernorm_pre", "layernorm_post"):
         modules += norm(f"vision_model.{title}", hidden, bias=True)
-    for index in range(_depth(vision)):
-        modules += _encoder_layer(f"vision_model.model.layers.{index}", hidden, width, bias=True)
+    for index in range(depth(vision)):
+        modules += encoder_layer(f"vision_model.model.layers.{index}", hidden, width, bias=True)
     head = hidden // vision.count("num_attention_heads")
     return [
         *modules,
@@ -284,13 +303,13 @@ def qwen_vl(vision: Facts, _whole: Facts, text: int) -> list[Module]:
     patch, frames = vision.count("patch_size"), vision.count("temporal_patch_size", default=2)
     learned = vision.optional("num_position_embeddings")
     gated = not learned and not vision.has("embed_dim")
-    modules = _convolution(
+    modules = convolution(
         "visual.patch_embed.proj", hidden, 3 * frames * patch**2, bias=bool(learned)
     )
     if learned:
         modules.append(Tensor("visual.pos_embed.weight", learned * hidden))
-    for index in range(_depth(vision)):
-        modules += _encoder_layer(
+    for index in range(depth(vision)):
+        modules += encoder_layer(
             f"visual.blocks.{index}",
             hidden,
             width,
@@ -325,7 +344,7 @@ def gemma4(vision: Facts, _whole: Facts, text: int) -> list[Module]:
         Tensor("vision_tower.patch_embedder.position_embedding_table", positions),
     ]
     sizes = (queries, keys, keys, queries, width, width, width)
-    for index in range(_depth(vision)):
+    for index in range(depth(vision)):
         name = f"vision_tower.encoder.layers.{index}"
         modules += [Tensor(f"{name}.linear{at}", hidden * s) for at, s in enumerate(sizes)]
         modules += [Tensor(f"{name}.norm{at}", hidden) for at in range(4)]

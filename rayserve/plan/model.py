@@ -7,7 +7,11 @@
                                       ├── timeouts     limits in seconds
                                       ├── endpoint     where Serve listens
                                       ├── environment  what every Ray node must have in its environment
-                                      └── memory       the estimate that the verdict rests on
+                                      ├── memory       the estimate that the verdict rests on
+                                      ├── latency      how soon tokens come, as ranges
+                                      ├── choices      what was chosen beyond engine arguments, and why
+                                      ├── start        how long a start takes
+                                      └── checkpoint   what its files hold, where they were read
 
 A plan has no nulls and no free-key maps, because it crosses to Ansible, whose argument specs know
 neither: what is absent is left out, and maps are lists of `{name, value}` records.
@@ -17,35 +21,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import unicodedata
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from rayserve.documents import brief
-from rayserve.errors import PlanError, Where
+from rayserve.plan.estimates import LatencyEstimate, MemoryEstimate, StartEstimate
+from rayserve.plan.record import NamedValue, Record
 
 PLAN_KEY = "rayserve_plan"
 PLAN_VERSION = 1
-
-Scalar = str | bool | int | float
-
-
-class Record(BaseModel):
-    """Base of everything in the plan: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class NamedValue(Record):
-    """One entry of what would be a map: an engine argument or an environment variable."""
-
-    name: str
-    value: Any
-    """A scalar, a list or a mapping; never null."""
-    reason: str = ""
-    """Why the planner chose it; empty where a person wrote it."""
 
 
 class Placement(Record):
@@ -207,52 +191,12 @@ class Endpoint(Record):
     """haproxy: Serve's HAProxy, which needs keys; proxy: Serve's own. Both bind `host`."""
 
 
-class MemoryTerm(Record):
-    """One part of a GPU's memory, in bytes; low and high are equal where it is exact."""
+class StoredBytes(Record):
+    """Bytes of all tensors of one type in the checkpoint's files."""
 
     name: str
-    low_bytes: int
-    expected_bytes: int
-    high_bytes: int
-    basis: str = ""
-    """What the figure rests on."""
-
-
-class MemoryEstimate(Record):
-    """GPU memory of the rank with the smallest cache, in bytes.
-
-    `exact`: weights and cache layout follow vLLM's own rules, and the uncertain terms carry a range.
-    `simple`: the architecture is not known, and the terms are bounds and allowances.
-    """
-
-    model: Literal["simple", "exact"]
-    total_bytes: int
-    requested_bytes: int
-    weights_bytes: int
-    activation_bytes: int
-    overhead_bytes: int
-    """NCCL, buffers and CUDA graphs."""
-    lora_bytes: int = 0
-    """Slots for the LoRA adapters."""
-    draft_bytes: int = 0
-    """Weights of the draft model; its KV cache is part of kv_bytes_per_token."""
-    kv_bytes: int
-    kv_low_bytes: int = 0
-    kv_high_bytes: int = 0
-    kv_bytes_per_token: int
-    """Of one more token in all layers that keep the whole context."""
-    kv_tokens: int
-    """As vLLM prints it: max_concurrency x max_model_len."""
-    max_concurrency: float
-    """Sequences of full length at once."""
-    max_concurrency_low: float = 0
-    max_concurrency_high: float = 0
-    verdict: str = ""
-    """`fits`, `fits with margin …`, or `within the uncertainty: measure`; empty for `simple`."""
-    because: str = ""
-    terms: list[MemoryTerm] = []
-    uncounted: list[str] = []
-    """What takes memory too but is in no term, so that the plan cannot say that it fits."""
+    """safetensors' name of the type, such as `BF16`."""
+    value: int = Field(ge=0)
 
 
 class NodePoolPlan(Record):
@@ -285,89 +229,18 @@ class Plan(Record):
     """What every Ray node needs in its environment before Ray starts (`rayserve env`)."""
     memory: MemoryEstimate | None = None
     """Absent for the CPU engine, which has no GPU memory to prove."""
+    latency: LatencyEstimate | None = None
+    """Absent where the architecture or the GPU is not known."""
+    choices: list[NamedValue] = []
+    """What the planner chose beyond engine arguments, each with its reason."""
+    start: StartEstimate | None = None
+    """Absent where neither the disk's bandwidth nor a real start is known."""
+    checkpoint: list[StoredBytes] = []
+    """What the checkpoint's files hold, by their headers; empty: they were not at hand. Where they are
+    not, what an earlier plan of the same config.json says stays."""
     notes: list[str] = []
     """What the planner wants a person to know."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data without nulls, in the order of the fields."""
         return self.model_dump(mode="json", exclude_none=True)
-
-
-def parse_plan(data: object, path: str) -> Plan:
-    """A plan from the parsed content of plan.yml.
-
-    Raises:
-        PlanError: there is no `rayserve_plan`, a field is wrong, the environment could not be that
-            of a process, or the replica was edited by hand.
-    """
-    if not isinstance(data, dict) or PLAN_KEY not in data:
-        raise PlanError(
-            f"a plan with the top-level key `{PLAN_KEY}`",
-            found="another document",
-            do="write it with `rayserve plan`",
-            where=Where(path),
-        )
-    try:
-        plan = Plan.model_validate(data[PLAN_KEY])
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise PlanError(
-            first["msg"],
-            found=brief(first["input"]),
-            do="write the plan again with `rayserve plan`; it is not edited by hand",
-            where=Where(path, key=f"{PLAN_KEY}.{key}"),
-        ) from None
-    _check_environment(plan.environment, path)
-    try:
-        revision = plan.replica.revision
-    except ValueError as error:  # a value that JSON cannot carry, as a number of 5000 digits
-        raise PlanError(
-            "a replica of plain values",
-            found=str(error)[:80],
-            do="write the plan again with `rayserve plan`; it is not edited by hand",
-            where=Where(path, key=f"{PLAN_KEY}.replica"),
-        ) from None
-    if plan.revision != revision:
-        raise PlanError(
-            f"revision {revision}, the hash of the plan's replica",
-            found=brief(plan.revision),
-            do="write the plan again with `rayserve plan`; it is not edited by hand",
-            where=Where(path, key=f"{PLAN_KEY}.revision"),
-        )
-    return plan
-
-
-ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Control characters, lone surrogates, and what else ends a line.
-UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
-
-
-def _check_environment(environment: list[NamedValue], path: str) -> None:
-    """Refuse what a shell or systemd would read as something other than one variable."""
-    seen: set[str] = set()
-    for index, item in enumerate(environment):
-        if ENVIRONMENT_NAME.fullmatch(item.name) is None:
-            needed, found = "names of letters, digits and underscores", brief(item.name)
-        elif item.name in seen:
-            needed, found = "each name once", f"{item.name} again"
-        elif not isinstance(item.value, Scalar):
-            needed, found = f"a text or a number as {item.name}", brief(item.value)
-        elif any(unicodedata.category(sign) in UNPRINTABLE for sign in _text(item.value)):
-            needed, found = f"one line of text as {item.name}", brief(item.value)
-        else:
-            seen.add(item.name)
-            continue
-        raise PlanError(
-            f"an environment with {needed}",
-            found=found,
-            do="write the plan again with `rayserve plan`; it is not edited by hand",
-            where=Where(path, key=f"{PLAN_KEY}.environment.{index}"),
-        )
-
-
-def _text(value: Scalar) -> str:
-    try:
-        return str(value)
-    except ValueError:  # an integer with more digits than Python writes
-        return "\0"

@@ -1,0 +1,112 @@
+"""Which model is planned? The spec and the content of config.json, brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayserve.engine import check_served
+from rayserve.errors import SpecError
+from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
+from rayserve.planner.weights.architecture import Architecture, read_architecture
+from rayserve.planner.weights.facts import Facts, UnknownModelError
+from rayserve.spec import ClusterSpec
+
+
+def read_model_profile(
+    spec: ClusterSpec,
+    model_config: Mapping[str, Any] | None,
+    draft_config: Mapping[str, Any] | None,
+) -> ModelProfile:
+    """The model's figures, with what the spec says otherwise.
+
+    Raises:
+        SpecError: config.json is missing, or a figure in it cannot be.
+    """
+    where = spec.where("model", "config")
+    if model_config is None:
+        raise SpecError(
+            "the model's config.json",
+            found=f"no file at {spec.model.config}",
+            do="copy it from the checkpoint; the path is relative to cluster.yml",
+            where=where,
+        )
+    profile = read_profile(model_config, where)
+    changes: dict[str, Any] = {}
+    if spec.precision.dtype != "auto":
+        changes["dtype_bits"] = TYPE_BITS[spec.precision.dtype]
+        if not profile.quantization:
+            changes["weight_bits"] = changes["dtype_bits"]
+    bits = spec.precision.weight_bits
+    if bits != "auto":
+        changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
+    elif spec.precision.quantization != "auto" and not profile.quantization:
+        changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
+    if spec.speculative is not None and spec.speculative.config:
+        changes["draft"] = _draft(spec, draft_config)
+    return _replace(profile, changes)
+
+
+def known_architecture(
+    spec: ClusterSpec, profile: ModelProfile, model_config: Mapping[str, Any] | None
+) -> Architecture | None:
+    """The model layer by layer; None where its architecture or weight format is not known."""
+    wanted = spec.precision.quantization
+    try:
+        return read_architecture(
+            model_config or {},
+            spec.where("model", "config"),
+            dtype=spec.precision.dtype,
+            quantization=wanted if wanted != "auto" and not profile.quantization else "",
+        )
+    except UnknownModelError:
+        return None
+
+
+def served_notes(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> list[str]:
+    """What should be known of how vLLM serves the model, for the plan's notes.
+
+    Raises:
+        SpecError: it does not serve it as a model that writes text.
+    """
+    if model_config is None:
+        return []
+    where = spec.where("model", "config")
+    note = check_served(
+        Facts(model_config, where).words("architectures"),
+        where,
+        implementation=str(spec.engine_args.get("model_impl", "auto")),
+        plugins=bool(spec.env.get("VLLM_PLUGINS")),
+    )
+    return [note] if note else []
+
+
+def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
+    where = spec.where("speculative", "config")
+    if draft_config is None:
+        raise SpecError(
+            "the draft model's config.json",
+            found="no such file",
+            do="copy it from the draft model; the path is relative to cluster.yml",
+            where=where,
+        )
+    return read_profile(draft_config, where)
+
+
+def _replace(profile: ModelProfile, changes: Mapping[str, Any]) -> ModelProfile:
+    return ModelProfile(**{**vars(profile), **changes})
+
+
+def unused_keys(spec: ClusterSpec, architecture: Architecture | None) -> list[str]:
+    """Keys that only help where the architecture is not known."""
+    if architecture is None:
+        return []
+    given = {
+        "model.checkpoint_bytes": bool(spec.model.checkpoint_bytes),
+        "precision.weight_bits": spec.precision.weight_bits != "auto",
+    }
+    return [
+        f"{key} is not used: {architecture.name} is known, tensor by tensor."
+        for key, is_given in given.items()
+        if is_given
+    ]

@@ -1,0 +1,26 @@
+"""How is one matrix of a checkpoint stored?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FP8, INT8, PACKED, MXFP4, NVFP4 = "fp8", "int8", "packed", "mxfp4", "nvfp4"
+TENSOR, CHANNEL, GROUP, BLOCK = "tensor", "channel", "group", "block"
+COMPRESSED, GPTQ, AWQ = "compressed", "gptq", "awq"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one matrix is stored."""
+
+    kind: str
+    scale: str = CHANNEL
+    bits: int = 8
+    group: int = 0
+    """Elements along the inputs that share a scale; 0: all of them."""
+    block: tuple[int, int] = (0, 0)
+    """Outputs and inputs that share a scale, for `BLOCK`."""
+    zero_points: bool = False
+    layout: str = COMPRESSED
+    online: bool = False
+    static_input: bool = False

@@ -1,0 +1,116 @@
+"""Are lists of modules bounded in what matching them costs, and are real ones let through?"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from rayserve.errors import SpecError, Where
+from rayserve.planner.support.names import check_names, is_slow
+from rayserve.planner.weights.quantization import EXACT, PART, WILDCARD, Quantization
+from rayserve.planner.weights.scheme import Scheme
+
+HERE = Where("config.json")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        ".*lm_head",
+        r".*self_attn\.(q|k|v)_proj.*",
+        r"model\.layers\.\d+\.mlp\.experts\.[0-9]+\.(gate|up|down)_proj",
+        r"^(?!.*experts).*$",
+        ".*block_sparse_moe[.]gate",
+        r"(.*\.)?experts\..*",
+        "visual.*",
+        r"model[.]layers[.](?:[0-9]|[1-9][0-9])[.]self_attn.*",
+        r".*model.*layers.*mlp.*down_proj.*",
+    ],
+)
+def test_expressions_of_published_checkpoints_pass(expression):
+    """What quantizers write is quick."""
+    re.compile(expression)
+    assert not is_slow(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["(a+)+$", "(a|aa)*b", "(.*)*x", ".*.*x", ".*[a-z].*[a-z].*!", ".*a.*a.*!", r"\w+\d*x",
+     "(x){9,}", "a" * 501],
+)  # fmt: skip
+def test_expressions_that_may_take_for_ever_are_told(expression):
+    """Repeats of repeats, and repeats with nothing solid between, are slow."""
+    assert is_slow(expression)
+
+
+@pytest.mark.parametrize(
+    "raw, layers, expect",
+    [
+        (
+            {"quant_method": "awq", "modules_to_not_convert": ["m"] * 2001},
+            125,
+            "at most 2000 names",
+        ),
+        ({"quant_method": "modelopt", "exclude_modules": ["*m*"] * 251}, 1000, "at most 250"),
+        ({"quant_method": "compressed-tensors", "ignore": ["re:a"] * 251}, 1000, "at most 250"),
+        ({"quant_method": "fp8", "ignored_layers": ["m"] * 200_001}, 2, "200000 names"),
+        ({"config_groups": {str(n): {} for n in range(201)}}, 2, "at most 200 groups"),
+        ({"config_groups": {"g": {"targets": ["re:(a+)+"]}}}, 2, "config_groups.g.targets"),
+    ],
+)
+def test_what_would_take_long_is_refused(raw, layers, expect):
+    """Each bound names its number and the key."""
+    with pytest.raises(SpecError) as caught:
+        check_names(raw, "quantization_config.", HERE, layers=layers)
+    assert expect in caught.value.message()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"quant_method": "compressed-tensors", "ignore": ["model.layers.0.x"] * 100_000},
+        {"quant_method": "awq", "modules_to_not_convert": ["visual"] * 500},
+        {"quant_method": "fp8", "ignored_layers": [None, 3]},
+        {},
+    ],
+)
+def test_long_lists_of_whole_names_pass(raw):
+    """Every matrix of every expert may be named where names are compared whole."""
+    check_names(raw, "", HERE, layers=94)
+
+
+@pytest.mark.parametrize(
+    "matching, ignored, name, skipped",
+    [
+        (EXACT, ("model.layers.0",), "model.layers.0.mlp.down_proj", True),
+        (EXACT, ("layers.0",), "model.layers.0.mlp.down_proj", False),
+        (EXACT, ("re:.*down_proj",), "model.layers.0.mlp.down_proj", True),
+        (EXACT, ("re:(", "re:.*up"), "model.layers.0.mlp.down_proj", False),
+        (PART, ("mlp.down",), "model.layers.0.mlp.down_proj", True),
+        (PART, ("proj.model",), "model.layers.0.mlp.down_proj", False),
+        (WILDCARD, ("*.layers.0*",), "model.layers.0.mlp.down_proj", True),
+        (WILDCARD, ("*.layers.1*", "lm_head"), "model.layers.0.mlp.down_proj", False),
+        (WILDCARD, ("model.layers.0.mlp.down_pro?",), "model.layers.0.mlp.down_proj", True),
+        (WILDCARD, ("[", "language_model.*"), "model.layers.0.mlp.down_proj", True),
+    ],
+)
+def test_names_are_matched_as_the_method_does(matching, ignored, name, skipped):
+    """Whole, as a part, or by wildcards; modules above a name count, and spellings of other trees."""
+    scheme = Scheme("fp8")
+    formats = Quantization("x", ((("Linear",), scheme),), ignored, matching)
+    assert (formats.scheme(name) is None) is skipped
+    assert (formats.scheme(name) is None) is skipped  # the second time from memory
+
+
+def test_the_most_that_is_let_through_is_matched_in_seconds():
+    """The names of 125 layers against 2000 wildcards."""
+    formats = Quantization(
+        "modelopt", ((("Linear",), Scheme("fp8")),), tuple(f"*x{n}*y*" for n in range(2000)), WILDCARD
+    )  # fmt: skip
+    began = time.process_time()
+    for layer in range(125):
+        for part in ("qkv", "o_proj", "gate_up", "down_proj"):
+            assert formats.scheme(f"model.layers.{layer}.mlp.{part}") is not None
+    assert time.process_time() - began < 10
