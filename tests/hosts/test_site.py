@@ -14,6 +14,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -55,9 +56,9 @@ def ssh(address, command):
     return call("ssh", "-i", LAB / "key", "-o", known, f"ansible@{address}", command, timeout=60)
 
 
-def play(*arguments):
-    """Run the site playbook; what each host counts, by its name."""
-    output = call(CONTROLLER / "ansible-playbook", "-i", INVENTORY, "site.yml", *arguments)
+def play(*arguments, inventory=INVENTORY, playbook="site.yml"):
+    """Run a playbook; what each host counts, by its name."""
+    output = call(CONTROLLER / "ansible-playbook", "-i", inventory, playbook, *arguments)
     recap = output.partition("PLAY RECAP")[2]
     return {
         line.split()[0]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", line)}
@@ -216,3 +217,104 @@ def test_a_head_whose_ray_is_killed_serves_again(site):
         assert time.monotonic() < deadline, "it never stopped"
         time.sleep(1)
     print(f"serving again after {wait_until_it_answers(site):.0f} s")
+
+
+def inventory_without(name):
+    """A copy of the lab's inventory whose plan has one host less; the host is in the group `retired`."""
+    copy = ROOT / "build" / "retired"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(INVENTORY, copy)
+    hosts = json.loads((copy / "hosts.yml").read_text().partition("\n")[2])
+    groups = hosts["all"]["children"]
+    groups["retired"] = {"hosts": {name: groups["cpu"]["hosts"].pop(name)}}
+    (copy / "hosts.yml").write_text(json.dumps(hosts))
+    spec = copy / "group_vars" / "all" / "cluster.yml"
+    spec.write_text(spec.read_text().replace("hosts: 2", "hosts: 1"))
+    call(sys.executable, "-m", "rayserve.cli", "plan", copy)
+    return copy
+
+
+ALIVE = """
+import json, urllib.request
+token = open('/etc/rayserve/ray_token').read()
+request = urllib.request.Request('http://127.0.0.1:8265/api/v0/nodes',
+                                 headers={'Authorization': 'Bearer ' + token})
+nodes = json.load(urllib.request.urlopen(request))['data']['result']['result']
+print(*sorted(node['node_ip'] for node in nodes if node['state'] == 'ALIVE'))
+"""
+
+
+def alive(head):
+    """Addresses of Ray's nodes, as the head's dashboard tells them."""
+    return ssh(head, f'sudo python3 -c "{ALIVE}"').split()
+
+
+def process_of_ray(address):
+    """When Ray's main process on a host has started, and its number."""
+    return ssh(address, "systemctl show ray --property ExecMainPID,ExecMainStartTimestamp")
+
+
+class Client:
+    """Asks one question after the other, in the background, and keeps the statuses."""
+
+    def __init__(self, address):
+        self.statuses = []
+        self._address = address
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+
+    def _ask(self):
+        key = secret("serve_api_keys")[0]
+        while not self._done.wait(0.5):
+            self.statuses.append(chat(self._address, key)[0])
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join(timeout=90)
+
+
+def test_a_host_leaves_a_cluster_that_serves_on(bare, site):
+    """`remove-host` drains the host and takes from it what the roles made; no request fails meanwhile."""
+    before = process_of_ray(site)
+    with Client(site) as client:
+        play(inventory=inventory_without("node2"), playbook="playbooks/remove-host.yml")
+    assert len(client.statuses) > 10
+    assert set(client.statuses) == {200}
+    assert alive(site) == [site]
+    assert process_of_ray(site) == before
+    left = ssh(
+        bare["node2"],
+        "systemctl is-active ray rayserve-firewall; ls -d /opt/rayserve /etc/rayserve/* || true",
+    )
+    assert left.split() == ["inactive", "inactive"]
+
+
+def test_a_host_joins_a_cluster_that_serves(bare, site):
+    """`add-host` brings it back; Ray on the other host is not restarted, and no request fails."""
+    before = process_of_ray(site)
+    with Client(site) as client:
+        play(playbook="playbooks/add-host.yml")
+    assert set(client.statuses) == {200}
+    assert alive(site) == sorted(bare.values())
+    assert process_of_ray(site) == before
+
+
+def test_teardown_leaves_hosts_open_and_empty(bare, site):
+    """`teardown` stops everything and removes the roles' files; without the cluster's name it does nothing."""
+    command = [CONTROLLER / "ansible-playbook", "-i", INVENTORY, "playbooks/teardown.yml", "-e"]
+    with pytest.raises(AssertionError, match="the name of this cluster"):
+        call(*command, "teardown_name=other")
+    assert chat(site, secret("serve_api_keys")[0])[0] == 200
+    call(*command, "teardown_name=lab")
+    for address in bare.values():
+        left = ssh(
+            address,
+            "systemctl is-active ray rayserve-serve rayserve-firewall haproxy; ls -d /opt/rayserve || true",
+        )
+        assert set(left.split()) == {"inactive"}
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, 6379), timeout=2)
