@@ -6,22 +6,18 @@ Imports of other rayserve modules are inside the commands, so that `rayserve --h
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
 from rayserve import __version__
-from rayserve.errors import InputError, RayserveError, UsageError
+from rayserve.entry import FORMAT, Commands
+from rayserve.errors import InputError, UsageError
 
-FORMAT: Final = 1
-"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key goes or changes."""
-YOUNG_OBJECTS: Final = 100_000
-"""Made between two searches for garbage: what a command makes lives about as long as the command."""
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -31,65 +27,6 @@ if TYPE_CHECKING:
 
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
-
-
-class Commands(click.Group):
-    """A group that ends a command with the error's own exit code, and with JSON under `--json`."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the group's own options; a wrong one is JSON too under `--json`."""
-        try:
-            return super().make_context(*args, **extra)
-        except click.ClickException as error:
-            _fail_usage(error)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; every failure becomes one message and an exit code."""
-        usual = gc.get_threshold()
-        gc.set_threshold(YOUNG_OBJECTS)
-        try:
-            return super().invoke(ctx)
-        except RayserveError as error:
-            _fail(error, as_json=_wants_json())
-        except click.ClickException as error:
-            _fail_usage(error)
-        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click ends the process as it should
-        except Exception as error:  # noqa: BLE001 - entry of a process: no traceback for a person
-            _fail(_unexpected(error), as_json=_wants_json())
-        finally:
-            gc.set_threshold(*usual)
-
-
-def _wants_json() -> bool:
-    return "--json" in sys.argv
-
-
-def _fail_usage(error: click.ClickException) -> NoReturn:
-    if not _wants_json():
-        raise error
-    _fail(UsageError(error.format_message(), do="see --help"), as_json=True)
-
-
-def _unexpected(error: Exception) -> RayserveError:
-    """What no command has foreseen, with the line that a report of it must name."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    return RayserveError(
-        "a command that ends as foreseen",
-        found=f"{type(error).__name__}: {str(error)[:300]}{place}",
-        do="check the input; if it is sound, this is an error of rayserve: report it",
-    )
-
-
-def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
-    if as_json:
-        click.echo(json.dumps({"format": FORMAT, **error.as_dict()}, ensure_ascii=False))
-    else:
-        click.echo(f"error: {error.message()}", err=True)
-    raise SystemExit(error.exit_code)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -270,6 +207,28 @@ def convert(
             gpus_per_host=gpus_per_host or 0, config=config,
         )
     )  # fmt: skip
+
+
+@main.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
+@click.option("--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True)
+@click.option("--token-file", metavar="FILE", envvar="RAY_AUTH_TOKEN_PATH", help="Ray's token.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
+    """Make the Serve of this host's Ray run PLAN, and nothing else; wait until it is ready.
+
+    On the head, as the user of Ray. What runs already is left alone.
+    """
+    from dataclasses import asdict
+
+    from rayserve.clients import ServeApi, read_token
+    from rayserve.deploy import deploy as make_it_run
+    from rayserve.inventory import read_plan
+
+    token = read_token(token_file) if token_file else ""
+    done = make_it_run(read_plan(plan_file), ServeApi(dashboard_port, token))
+    text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
+    click.echo(json.dumps(asdict(done)) if as_json else text)
 
 
 @main.command()

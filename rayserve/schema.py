@@ -31,8 +31,16 @@ def render(what: str) -> str:
     if what == "plan":
         return _json(plan_schema())
     if what == "argument-specs":
-        return yaml.safe_dump({"argument_specs": argument_specs()}, sort_keys=False, width=100)
+        specs = {"argument_specs": argument_specs()}
+        return yaml.dump(specs, Dumper=_Indented, sort_keys=False, width=100)
     return reference()
+
+
+class _Indented(yaml.SafeDumper):
+    """Lists stand deeper than their key, as yamllint and ansible-lint want them."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, indentless=False)
 
 
 def _json(data: dict[str, Any]) -> str:
