@@ -5,7 +5,8 @@ SHELL := /bin/sh
 RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
-.PHONY: help setup browser demo check lint format unit contract engine test lock bench bench-planner soak badinput clean
+.PHONY: help setup browser demo check lint lint-ansible format unit contract engine test lock wheel wheelhouse \
+    hosts-up hosts-down test-site bench bench-planner soak badinput clean
 
 help: ## list these chores
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -22,8 +23,9 @@ demo: setup ## serve a tiny model end to end on this machine, then stop everythi
 check: setup ## lint and unit tests: what to run before a commit (under 3 minutes)
 	@$(PYTHON) scripts/run_tests.py lint unit
 
-lint: setup ## ruff, mypy, layer contract, locks
-	@$(PYTHON) scripts/run_tests.py lint
+lint: setup ## ruff, mypy, layer contract, locks; then the playbooks as lint-ansible does
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py lint ansible
 
 format: setup ## let ruff rewrite what it can
 	@.venv/bin/ruff format .
@@ -38,8 +40,30 @@ contract: setup browser ## tests against the installed Ray and vLLM, without an 
 engine: setup ## tests that start a real engine, Ray and Serve
 	@$(PYTHON) scripts/run_tests.py engine
 
-test: setup browser ## everything that CI runs: lint, unit, contract, engine
-	@$(PYTHON) scripts/run_tests.py lint unit contract engine
+test: setup browser ## everything that CI runs: lint, unit, contract, engine, the playbooks' lint
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py lint unit contract engine ansible
+
+lint-ansible: setup ## yamllint, syntax of every playbook, ansible-lint (production)
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py ansible
+
+wheel: setup ## rayserve as a wheel, for the hosts
+	@$(PYTHON) scripts/build_wheels.py
+
+wheelhouse: setup ## the same, and a wheel for each line of cpu.lock (LOCK=gpu: of gpu.lock)
+	@$(PYTHON) scripts/build_wheels.py --lock $(or $(LOCK),cpu)
+
+hosts-up: wheelhouse ## two Debian test hosts, and inventories/lab to reach them (Linux, root, Podman)
+	@$(PYTHON) -m rayserve.demo.model build/lab/model
+	@tests/hosts/enter python3 tests/hosts/lab.py up
+
+hosts-down: ## remove the test hosts
+	@tests/hosts/enter python3 tests/hosts/lab.py down
+
+test-site: setup ## two bare test hosts become a serving cluster, twice, and are asked from outside
+	@scripts/setup_ansible
+	@$(PYTHON) scripts/run_tests.py hosts
 
 lock: setup ## resolve pyproject.toml anew into requirements/*.lock
 	@$(PYTHON) scripts/lock.py
@@ -48,7 +72,7 @@ bench: ## overhead against vLLM's own server and ray.serve.llm
 	@scripts/setup bench
 	@$(PYTHON) -m benchmarks.overhead
 
-soak: setup ## a thousand streams with disconnecting clients: does anything leak?
+soak: setup ## twice a thousand streams with disconnecting clients: does anything leak?
 	@$(PYTHON) -m benchmarks.soak
 
 badinput: setup ## bad requests and bad specs: is each answered with the right error?
@@ -58,5 +82,5 @@ bench-planner: setup ## all of the planner's benchmarks, one table (CASES="a.jso
 	@$(PYTHON) -m benchmarks.planner_report $(CASES) $(if $(CONFIGS),--configs $(CONFIGS))
 
 clean: ## remove .venv and everything built
-	rm -rf .venv build dist *.egg-info .hypothesis .import_linter_cache
+	rm -rf .venv .venv-ansible build dist *.egg-info .hypothesis .import_linter_cache
 	find rayserve tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ no table can hold: pipes, devices, loops of links, gigabytes, models that are no
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -69,6 +70,7 @@ def _config(folder: Path) -> Path:
     return folder / "model" / "config.json"
 
 
+@functools.cache
 def _load(name: str) -> dict[str, Any]:
     return dict(yaml.safe_load((TABLES / name).read_text("utf-8")))
 

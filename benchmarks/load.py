@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from benchmarks.stacks import Stack
 from rayserve.bench import Round, read_answer, round_figures, split_events
 from rayserve.demo.corpus import CORPUS
@@ -98,6 +96,8 @@ def import_generator() -> None:
 
 
 async def _reads(stack: Stack, prompt: str) -> tuple[int, int]:
+    import aiohttp
+
     body = request_body(stack.plan.replica.served_model_name, prompt)
     events: list[bytes] = []
     reads, rest = 0, b""

@@ -1,10 +1,11 @@
 """Does anything leak when a thousand streams run and some of their clients leave?
 
-    python -m benchmarks.soak       1,000 streams at concurrency 64, a tenth of them cut; `make soak`
+    python -m benchmarks.soak       twice 1,000 streams at concurrency 64, a tenth cut; `make soak`
 
-A first part of the same load warms every cache; then the idle stack is counted, loaded, and counted
-again. An undisturbed stream must have its exact number of tokens, its usage, its `[DONE]`, and the
-text that the same prompt gives alone. Writes build/bench/soak.json.
+A first part of the same load warms every cache; then the stack is counted at rest, loaded, counted
+again, and so once more: a leak grows with the streams, a pool does not. An undisturbed stream must
+have its exact number of tokens, its usage, its `[DONE]`, and the text that the same prompt gives
+alone. Writes build/bench/soak.json; lists there have one entry for each count: warm, after each round.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -28,6 +30,7 @@ from benchmarks.load import OUTPUT_TOKENS, PATH, prompts, request_body
 from benchmarks.machine import describe
 from benchmarks.workbench import workbench, write
 from rayserve.bench import (
+    RSS_GROWTH_MAX,
     Answer,
     Verdict,
     as_json,
@@ -40,13 +43,14 @@ from rayserve.bench import (
 from tests.served import Served
 
 REQUESTS = 1000
+ROUNDS = 2
 CONCURRENCY = 64
 CUT_SHARE = 0.1
 DISTINCT_PROMPTS = 40
 LEAVE_S = 0.02
 """A client that leaves before it has an answer leaves after this many seconds."""
-SETTLE_S = 20.0
-"""For idle connections to close and for the allocator to give memory back."""
+SAMPLE_S = 5.0
+"""Between two looks at the engine's gauges under load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +127,36 @@ async def run_jobs(served: Served, work: Sequence[Job], concurrency: int) -> lis
         return list(await asyncio.gather(*(one(job) for job in work)))
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One round of streams."""
+
+    outcomes: list[Outcome]
+    took_s: float
+    running: int
+    """Most requests that the engine was seen to run at once."""
+    kv_usage: float
+    """Largest share of the KV cache that was seen in use, 0 to 1."""
+
+
+async def load(served: Served, work: Sequence[Job]) -> Load:
+    """All jobs, with a look at the engine's gauges now and then: at 0 again they only say something
+    if they have moved.
+    """
+    began = time.monotonic()
+    task = asyncio.create_task(run_jobs(served, work, CONCURRENCY))
+    running, kv_usage = 0, 0.0
+    while not (await asyncio.wait({task}, timeout=SAMPLE_S))[0]:
+        values = await asyncio.to_thread(census.gauges, served)
+        running = max(running, int(values["vllm:num_requests_running"]))
+        kv_usage = max(kv_usage, values["vllm:kv_cache_usage_perc"])
+    return Load(await task, time.monotonic() - began, running, kv_usage)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write; returns 1 when something leaked or a stream was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="streams of a round")
     parser.add_argument("--warm-requests", type=int, default=320)
     options = parser.parse_args(arguments)
     began = time.time()
@@ -135,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report |= {"machine": describe(), "took_s": round(time.time() - began)}
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
     name = "soak" if options.requests >= REQUESTS else "soak-part"
-    path = write(name, json.dumps(report, indent=1), stamp)
+    path = write(name, flat_lists(json.dumps(report, indent=1)), stamp)
     for one in verdicts:
         print(one.line())
     print(f"\nwritten to {path}")
@@ -143,53 +173,95 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def soak(served: Served, requests: int, warm_requests: int) -> tuple[dict[str, Any], list[Verdict]]:
-    """Warm up, count, load, count: the report and its verdicts."""
+    """Warm up and count, then load and count in rounds: the report and its verdicts."""
     alone = asyncio.run(
         run_jobs(served, [Job(p, -1) for p in prompts(DISTINCT_PROMPTS, "soak")], 1)
     )
     reference = {one.job.prompt: one.answer.text for one in alone if one.answer is not None}
     print(f"{len(reference)} reference answers", flush=True)
     asyncio.run(run_jobs(served, jobs(warm_requests, seed=1), CONCURRENCY))
-    before = _settled(served)
-    print(f"warm after {warm_requests} streams: {before.serving}", flush=True)
-    began = time.monotonic()
-    outcomes = asyncio.run(run_jobs(served, jobs(requests, seed=2), CONCURRENCY))
-    took_s = time.monotonic() - began
-    after = _settled(served)
-    print(f"{requests} streams in {took_s:.1f} s: {after.serving}", flush=True)
-
-    whole = [one for one in outcomes if one.answer is not None and not one.error]
-    other = [one for one in whole if one.answer and one.answer.text != reference[one.job.prompt]]
-    errors = Counter(one.error for one in outcomes if one.error)
-    cut = sum(one.job.cut_after >= 0 for one in outcomes)
-    verdicts = [
-        *judge_leaks(before.serving, after.serving),
-        verdict("undisturbed streams that failed", sum(errors.values()), 0, "at most"),
-        verdict("undisturbed streams complete", len(whole), requests - cut, "at least"),
-        verdict("texts that differ from the prompt's own, alone", len(other), 0, "at most"),
-        verdict("replicas restarted", int(before.replica_pid != after.replica_pid), 0, "at most"),
-    ]
+    settled = [_settled(served)]
+    loads: list[Load] = []
+    for number in range(1, ROUNDS + 1):
+        loads.append(asyncio.run(load(served, jobs(requests, seed=1 + number))))
+        print(f"round {number}: {requests} streams in {loads[-1].took_s:.1f} s", flush=True)
+        settled.append(_settled(served))
+    counts = [count for count, _ in settled]
+    outcomes = [outcome for one in loads for outcome in one.outcomes]
+    verdicts = [*judge_counts(counts), *judge_loads(loads), *judge_streams(outcomes, reference)]
+    stayed = [one.answer for one in outcomes if one.answer is not None]
     report = {
-        "requests": requests,
+        "requests": len(outcomes),
+        "rounds": ROUNDS,
         "concurrency": CONCURRENCY,
-        "disconnected": cut,
-        "complete": len(whole),
-        "different_text": len(other),
-        "errors": dict(errors),
-        "tokens_per_s": sum(one.answer.completion_tokens for one in whole if one.answer) / took_s,
-        "before": asdict(before),
-        "after": asdict(after),
+        "told_to_leave": sum(one.job.cut_after >= 0 for one in outcomes),
+        "left": sum(one.answer is None and not one.error for one in outcomes),
+        "errors": dict(Counter(one.error for one in outcomes if one.error)),
+        "tokens_per_s": sum(one.completion_tokens for one in stayed)
+        / sum(one.took_s for one in loads),
         "checks": as_json(verdicts),
+        "settled_after_s": [round(after_s, 1) for _, after_s in settled],
+        **census.report(counts),
     }
     return report, verdicts
 
 
-def _settled(served: Served) -> census.Count:
-    """The idle stack, after one more answer: vLLM's gauges show its last step."""
+def judge_counts(counts: Sequence[census.Count]) -> list[Verdict]:
+    """What the stack holds after all rounds against what it held warm, whatever lies between."""
+    first, last = counts[0], counts[-1]
+    restarts = len({one.replica_pid for one in counts}) - 1
+    growth = census.largest_growth(first, last)
+    return [
+        *judge_leaks(first.serving, last.serving),
+        verdict("resident memory added by one process, share", growth, RSS_GROWTH_MAX, "at most"),
+        verdict("replicas restarted", restarts, 0, "at most"),
+    ]
+
+
+def judge_loads(loads: Sequence[Load]) -> list[Verdict]:
+    """Whether each round was a load, as the gauges tell that show none afterwards."""
+    running = min(one.running for one in loads)
+    moved = min(one.kv_usage for one in loads) > 0
+    return [
+        verdict("requests that the engine ran at once", running, CONCURRENCY / 2, "at least"),
+        verdict("KV cache seen in use under load", int(moved), 1, "at least"),
+    ]
+
+
+def judge_streams(outcomes: Sequence[Outcome], reference: Mapping[str, str]) -> list[Verdict]:
+    """Whether every stream whose client stayed is whole and says what its prompt says alone."""
+    undisturbed = [one for one in outcomes if one.job.cut_after < 0]
+    whole = [one.answer for one in undisturbed if one.answer is not None and not one.error]
+    other = [
+        one
+        for one in outcomes
+        if one.answer is not None
+        and not one.error
+        and one.answer.text != reference.get(one.job.prompt)
+    ]
+    errors = sum(bool(one.error) for one in outcomes)
+    return [
+        verdict("streams that failed", errors, 0, "at most"),
+        verdict("undisturbed streams complete", len(whole), len(undisturbed), "at least"),
+        verdict("texts that differ from the prompt's own, alone", len(other), 0, "at most"),
+    ]
+
+
+def flat_lists(text: str) -> str:
+    """Indented JSON with each list of numbers on one line."""
+    return re.sub(r"\[[-+.,\deE\s]+\]", lambda found: f"[{' '.join(found[0][1:-1].split())}]", text)
+
+
+def _settled(served: Served) -> tuple[census.Count, float]:
+    """The stack at rest, and after how many seconds; with one more answer: vLLM's gauges show its
+    last step.
+    """
     census.wait_idle(served)
-    time.sleep(SETTLE_S)
+    after_s = census.wait_settled(served)
     asyncio.run(run_jobs(served, [Job(prompts(1, "soak")[0], -1)], 1))
-    return census.take(served)
+    count = census.take(served)
+    print(f"at rest after {after_s:.0f} s: {count.serving}", flush=True)
+    return count, after_s
 
 
 if __name__ == "__main__":

@@ -210,6 +210,28 @@ def convert(
 
 
 @main.command()
+@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
+@click.option("--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True)
+@click.option("--token-file", metavar="FILE", envvar="RAY_AUTH_TOKEN_PATH", help="Ray's token.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
+    """Make the Serve of this host's Ray run PLAN, and nothing else; wait until it is ready.
+
+    On the head, as the user of Ray. What runs already is left alone.
+    """
+    from dataclasses import asdict
+
+    from rayserve.clients import ServeApi, read_token
+    from rayserve.deploy import deploy as make_it_run
+    from rayserve.inventory import read_plan
+
+    token = read_token(token_file) if token_file else ""
+    done = make_it_run(read_plan(plan_file), ServeApi(dashboard_port, token))
+    text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
+    click.echo(json.dumps(asdict(done)) if as_json else text)
+
+
+@main.command()
 @click.argument("what", type=click.Choice(["spec", "plan", "argument-specs", "reference"]))
 def schema(what: str) -> None:
     """Print a schema: JSON Schema of spec or plan, Ansible argument specs, or the reference."""
@@ -223,51 +245,66 @@ def check() -> None:
     """Is this machine ready? Exit code 4 when a check fails."""
 
 
-def _room(name: str, does: str) -> None:
-    """Add `rayserve check NAME`."""
+def _room(name: str, does: str, asks: str) -> None:
+    """Add `rayserve check NAME`; `asks` names its options beside --textfile and --json."""
+    options = {
+        "plan": click.option("--plan", metavar="PLAN", help="What the hosts must be: a plan.yml."),
+        "before-start": click.option(
+            "--before-start", is_flag=True, help="GPU memory must be free; no engine answers yet."
+        ),
+        "measure": click.option(
+            "--measure", is_flag=True, help="Measure an all-reduce; the GPUs must be idle."
+        ),
+    }
 
-    @check.command(name, help=does)
-    @click.option("--plan", "plan_file", metavar="PLAN", help="What the hosts must be: a plan.yml.")
-    @click.option("--before-start", is_flag=True, help="GPU memory must be free.")
-    @click.option("--measure", is_flag=True, help="Measure an all-reduce; the GPUs must be idle.")
     @click.option("--textfile", metavar="FILE", help="Also write metrics for node_exporter.")
     @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
     def command(
-        plan_file: str | None,
         textfile: str | None,
         *,
-        before_start: bool,
-        measure: bool,
         as_json: bool,
+        plan: str | None = None,
+        before_start: bool = False,
+        measure: bool = False,
     ) -> None:
         from pathlib import Path
 
         from rayserve.errors import HostError
         from rayserve.health.gate import Request, run_checks, write_textfile
-        from rayserve.health.results import failures, render
+        from rayserve.health.results import failures, render, worst
         from rayserve.inventory import read_plan
 
-        wanted = read_plan(plan_file) if plan_file is not None else None
+        wanted = read_plan(plan) if plan is not None else None
         results = run_checks(name, Request(wanted, before_start, measure))
         if textfile is not None:
             write_textfile(Path(textfile), results)
         if as_json:
-            click.echo(json.dumps([result.as_dict() for result in results], ensure_ascii=False))
+            checks = [result.as_dict() for result in results]
+            verdict = {"format": FORMAT, "status": worst(results).value, "checks": checks}
+            click.echo(json.dumps(verdict, ensure_ascii=False))
         else:
             click.echo(render(results))
         if failures(results):
             raise SystemExit(HostError.exit_code)
 
+    for option in asks.split():
+        command = options[option](command)
+    check.command(name, help=does)(command)
 
-for _name, _does in (
-    ("install", "Judge this Python environment: versions, builds, libraries, imports."),
-    ("host", "Judge kernel, driver, holds, limits, clock and disks of this host."),
-    ("gpu", "Judge the GPUs: all there, whole, sound, free, and CUDA starts."),
-    ("fabric", "Judge the ways between the GPUs of this host."),
-    ("engine", "Ask whether the plan's engine answers on this host."),
-    ("all", "All of these, in under five seconds (without the imports and the measurement)."),
+
+for _name, _does, _asks in (
+    ("install", "Judge this Python environment: versions, builds, libraries, imports.", ""),
+    ("host", "Judge kernel, driver, holds, limits, clock and disks of this host.", "plan"),
+    ("gpu", "Judge the GPUs: all there, whole, sound, free, and CUDA starts.", "plan before-start"),
+    ("fabric", "Judge the ways between the GPUs of this host.", "plan measure"),
+    ("engine", "Ask whether the plan's engine answers on this host.", "plan"),
+    (
+        "all",
+        "All of these, in under five seconds (without the imports and the measurement).",
+        "plan before-start measure",
+    ),
 ):
-    _room(_name, _does)
+    _room(_name, _does, _asks)
 
 
 @check.command("args")

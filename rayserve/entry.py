@@ -8,6 +8,7 @@ find that late, and tell it with a traceback or, as it ends, with code 120.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -27,6 +28,8 @@ FORMAT: Final = 1
 """Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
 or goes.
 """
+YOUNG_OBJECTS: Final = 100_000
+"""Made between two searches for garbage: what a command makes lives about as long as the command."""
 BROKEN_PIPE: Final = 141
 """What a shell shows for a command that SIGPIPE ended: its reader has seen enough, it has not failed."""
 
@@ -48,6 +51,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; every failure becomes one message and an exit code."""
+        usual = gc.get_threshold()
+        gc.set_threshold(YOUNG_OBJECTS)
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.Abort, OutputError):
@@ -58,6 +63,8 @@ class Commands(click.Group):
             _fail_usage(error)
         except Exception as error:  # noqa: BLE001 - entry of a process: no traceback for a person
             _fail(_unexpected(error), as_json=_wants_json())
+        finally:
+            gc.set_threshold(*usual)
 
 
 def _wants_json() -> bool:

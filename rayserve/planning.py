@@ -174,7 +174,7 @@ def _checkpoint(name: str, spec: ClusterSpec, read: Read) -> Checkpoint:
         config = read_config(read.folder / spec.model.config)
         stored = _stored(spec, read, digests)
     except SpecError as error:
-        problem = error
+        problem = error.with_traceback(None)  # its frames hold all that was read
     return Checkpoint(name, spec, config, digests, stored, problem)
 
 

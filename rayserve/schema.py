@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rayserve.described import descriptions
 from rayserve.engine import VLLM_VERSION
 from rayserve.engine.owned import OWNED_ARGS, OWNED_ENV
 from rayserve.plan import PLAN_KEY, Plan
@@ -30,8 +31,16 @@ def render(what: str) -> str:
     if what == "plan":
         return _json(plan_schema())
     if what == "argument-specs":
-        return yaml.safe_dump({"argument_specs": argument_specs()}, sort_keys=False, width=100)
+        specs = {"argument_specs": argument_specs()}
+        return yaml.dump(specs, Dumper=_Indented, sort_keys=False, width=100)
     return reference()
+
+
+class _Indented(yaml.SafeDumper):
+    """Lists stand deeper than their key, as yamllint and ansible-lint want them."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, indentless=False)
 
 
 def _json(data: dict[str, Any]) -> str:
@@ -76,14 +85,18 @@ def argument_specs() -> dict[str, Any]:
 
 
 def _options(model: type[BaseModel]) -> dict[str, Any]:
-    return {name: _option(name, field) for name, field in model.model_fields.items()}
+    told = descriptions(model)
+    return {
+        name: _option(field, told.get(name) or name.replace("_", " "))
+        for name, field in model.model_fields.items()
+    }
 
 
-def _option(name: str, field: FieldInfo) -> dict[str, Any]:
+def _option(field: FieldInfo, about: str) -> dict[str, Any]:
     option = _ansible_type(field.annotation)
     if field.is_required():
         option["required"] = True
-    option["description"] = (field.description or name.replace("_", " ")).replace("\n", " ")
+    option["description"] = about.replace("\n", " ")
     return option
 
 
@@ -132,7 +145,9 @@ def _section(prefix: str, model: type[BaseModel]) -> list[str]:
         takes = describe(field, name) if section is None or many else f"see [{path}](#{name})"
         if section is not None:
             inner.append((path, section))
-        about = field.description or (section.__doc__ if section is not None else "") or ""
+        about = (
+            descriptions(model).get(name) or (section.__doc__ if section is not None else "") or ""
+        )
         lines.append(f"| `{name}` | {_cell(takes)} | {_default(field)} | {_cell(about)} |")
     lines.append("")
     for path, below in inner:

@@ -117,9 +117,7 @@ PhaseName = Annotated[str, Field(pattern=r"^[a-z][a-z-]{0,30}$")]
 class _Part(BaseModel):
     """Base of a line and its parts: exact types, and keys of a later rayserve are passed over."""
 
-    model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
 class RankMemory(_Part):

@@ -195,12 +195,18 @@ def build_locks() -> dict[str, str]:
     bench_names = without(bench_all, [*cpu_names, *dev_names])
     gpu_roots = ["pip", *extras[""], *extras["serve"], *extras["gpu"]]
     gpu = resolve([*gpu_roots, *GPU_PINS])
+    ansible = resolve(extras["ansible"])
     title = "Python 3.11 and 3.12 on Linux;"
     return {
         "cpu.lock": render(f"{title} machines without a GPU", cpu, cpu_names),
         "dev.lock": render(f"{title} on top of cpu.lock: tests and linters", cpu, dev_names),
         "bench.lock": render(f"{title} on top of cpu.lock and dev.lock: bench", cpu, bench_names),
         "gpu.lock": render(f"{title} GPU hosts (CUDA 13)", gpu, closure(gpu, gpu_roots)),
+        "ansible.lock": render(
+            f"{title} the controller: Ansible and its linters, in an environment of their own",
+            ansible,
+            closure(ansible, extras["ansible"]),
+        ),
     }
 
 
@@ -221,6 +227,7 @@ def check() -> list[str]:
     pins = {name: read_lock(ROOT / f"requirements/{name}.lock") for name in ("cpu", "dev", "bench")}
     cpu_side = pins["cpu"] | pins["dev"] | pins["bench"]
     gpu_side = read_lock(ROOT / "requirements/gpu.lock")
+    controller = read_lock(ROOT / "requirements/ansible.lock")
     problems = [
         f"cpu, dev and bench locks: {text}"
         for extra in ("", "serve", "cpu", "dev", "bench")
@@ -231,6 +238,7 @@ def check() -> list[str]:
         for extra in ("", "serve", "gpu")
         for text in uncovered(gpu_side, extras[extra])
     ]
+    problems += [f"ansible.lock: {text}" for text in uncovered(controller, extras["ansible"])]
     problems += [f"cpu.lock holds {name}" for name in sorted(CPU_EXCLUDED & cpu_side.keys())]
     return problems
 

@@ -3,11 +3,13 @@
     python scripts/run_tests.py lint unit contract engine
 
 Each pytest stage is a process of its own: what contract tests import (vLLM takes over 1 GiB) must
-not stay in memory while engines run. The last line reads `N passed, N failed, N skipped`.
+not stay in memory while engines run. Unit tests share nothing and are spread over the CPUs; the other
+stages start engines, which take them all. The last line reads `N passed, N failed, N skipped`.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+CONTROLLER_BIN = ROOT / ".venv-ansible" / "bin"
 RESULTS = ROOT / "build" / "test"
+PLAYBOOKS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "playbooks").glob("*.yml"))
 
 LINT = (
     ("ruff check", ("ruff", "check", ".")),
@@ -27,8 +31,17 @@ LINT = (
     ("layers", ("lint-imports",)),
     ("locks", ("python", "scripts/lock.py", "--check")),
 )
-STAGES = ("lint", "unit", "contract", "engine", "hosts")
+ANSIBLE = (
+    ("yamllint", ("yamllint", "--strict", ".")),
+    ("syntax", ("ansible-playbook", "--syntax-check", "site.yml", *PLAYBOOKS)),
+    ("ansible-lint", ("ansible-lint", "--offline", "--strict")),
+)
+"""Of the controller's own environment; a stage of its own, since it takes a minute."""
+STAGES = ("lint", "unit", "contract", "engine", "ansible", "hosts")
 NO_TESTS_COLLECTED = 5
+SPREAD = frozenset({"unit"})
+MOST_WORKERS = 8
+"""Each worker collects all tests for itself; from here on that costs more than it brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +61,31 @@ class Count:
         return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
 
 
-def run(command: Sequence[str]) -> int:
-    """Run one of the environment's own commands in the repository root."""
-    return subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, check=False).returncode
+def run(command: Sequence[str], folder: Path = BIN) -> int:
+    """Run a command of one of the environments in the repository root."""
+    # ansible-lint looks for ansible-playbook on PATH.
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = [str(folder / command[0]), *command[1:]]
+    return subprocess.run(command, cwd=ROOT, check=False, env=environment).returncode
 
 
-def lint() -> Count:
+def lint(commands: Sequence[tuple[str, Sequence[str]]], folder: Path) -> Count:
     """All linters, also after one has failed."""
     failures = 0
-    for name, command in LINT:
+    for name, command in commands:
         started = time.monotonic()
-        failed = run(command) != 0
+        failed = run(command, folder) != 0
         failures += failed
         verdict = "FAILED" if failed else "ok"
         print(f"lint: {name}: {verdict} ({time.monotonic() - started:.1f} s)", flush=True)
     return Count(failed=failures)
+
+
+def measure(stage: str) -> Count:
+    """One stage, by its name."""
+    if stage == "lint":
+        return lint(LINT, BIN)
+    return lint(ANSIBLE, CONTROLLER_BIN) if stage == "ansible" else test(stage)
 
 
 def test(stage: str) -> Count:
@@ -73,11 +96,20 @@ def test(stage: str) -> Count:
         return Count()
     results = RESULTS / f"{stage}.xml"
     results.unlink(missing_ok=True)
-    code = run(("pytest", f"tests/{stage}", "--durations=10", f"--junitxml={results}"))
+    code = run(pytest_command(stage, results, len(os.sched_getaffinity(0))))
     count = read_results(results)
     if code not in (0, NO_TESTS_COLLECTED) and not count.failed:
         count += Count(failed=1)  # a refused skip, a crash or an interrupted session
     return count
+
+
+def pytest_command(stage: str, results: Path, cpus: int) -> tuple[str, ...]:
+    """How pytest is called for a stage on a machine of `cpus` CPUs; `results`: its JUnit file."""
+    command = ("pytest", f"tests/{stage}", "--durations=10", f"--junitxml={results}")
+    workers = min(cpus, MOST_WORKERS)
+    if stage not in SPREAD or workers < 2:
+        return command
+    return (*command, f"--numprocesses={workers}", "--dist=loadfile")
 
 
 def read_results(path: Path) -> Count:
@@ -101,7 +133,7 @@ def main(stages: Sequence[str]) -> int:
     for stage in stages:
         started = time.monotonic()
         print(f"── {stage} ──", flush=True)
-        count = lint() if stage == "lint" else test(stage)
+        count = measure(stage)
         print(f"{stage} took {time.monotonic() - started:.0f} s: {count}", flush=True)
         total += count
     print(total)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tests.yaml_text import load_yaml
 
 CASES = Path(__file__).parent / "cases" / "bad_requests.yml"
 USER = [{"role": "user", "content": "hello"}]
@@ -83,7 +83,7 @@ class BadRequest:
 
 def load() -> list[BadRequest]:
     """All cases of the table, the welcome ones last."""
-    data = yaml.safe_load(CASES.read_text(encoding="utf-8"))
+    data = load_yaml(CASES.read_text(encoding="utf-8"))
     return [_case(row) for row in (*data["cases"], *data["welcome"])]
 
 

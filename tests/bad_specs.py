@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rayserve.errors import RayserveError
 from rayserve.planner import build_plan
 from rayserve.spec import parse_spec
+from tests.yaml_text import load_yaml
 
 ROOT = Path(__file__).parent.parent
 CASES = ROOT / "tests" / "cases" / "bad_specs.yml"
@@ -42,7 +41,7 @@ class BadSpec:
 
 def load() -> list[BadSpec]:
     """All cases of the table."""
-    data = yaml.safe_load(CASES.read_text(encoding="utf-8"))
+    data = load_yaml(CASES.read_text(encoding="utf-8"))
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
     return [_case(row, data["base"], config) for row in data["cases"]]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from rayserve.plan import Plan
@@ -20,7 +22,21 @@ SPECS = sorted(path for path in GOLDEN.glob("*.yml") if not path.name.endswith("
 
 
 def plan_of(path: Path, ledger: Ledger = NO_STARTS, **swaps: str) -> Plan:
-    """The plan of a golden spec with words of it swapped, made with a ledger of starts."""
+    """The plan of a golden spec with words of it swapped, made with a ledger of starts.
+
+    One of a file as it stands is made once: a dozen tests look at each.
+    """
+    if ledger is NO_STARTS and not swaps:
+        return _plan_of_file(path)
+    return _planned(path, ledger, swaps)
+
+
+@functools.cache
+def _plan_of_file(path: Path) -> Plan:
+    return _planned(path, NO_STARTS, {})
+
+
+def _planned(path: Path, ledger: Ledger, swaps: Mapping[str, str]) -> Plan:
     raw = path.read_bytes()
     for old, new in swaps.items():
         raw = raw.replace(old.encode(), new.encode())

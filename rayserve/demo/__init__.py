@@ -9,8 +9,7 @@ run.py          check → model → plan → ray → serve → answer → stop
 ├── cluster.py      cluster.yml → plan → Serve config
 ├── local_ray.py    a Ray of its own
 │   ├── keeper.py       outlives the demo and stops everything
-│   ├── processes.py    which processes are ours, and how they end
-│   └── serve_api.py    Serve's REST interface
+│   └── processes.py    which processes are ours, and how they end
 ├── logs.py         phases of the start, and why it failed
 └── chat.py         one streamed answer through the openai client
 """

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 import rayserve
+from rayserve.clients import ServeApi
 from rayserve.demo import host, keeper, logs, processes
-from rayserve.demo.serve_api import ServeApi
 from rayserve.errors import StartError
 
 START_TIMEOUT_S = 180.0

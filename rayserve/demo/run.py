@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, TextIO
 
 import psutil
 
+from rayserve.clients import answers
 from rayserve.demo import chat, cluster, host, local_ray, logs
 from rayserve.demo.cluster import Deployment
 from rayserve.demo.interrupts import EXIT_CODE, Interrupted, Interrupts
@@ -221,16 +221,6 @@ class Demo:
             self._lock = None
         for line in how_to_use(deployment, self._work):
             self._progress.say(line)
-
-
-def answers(url: str) -> bool:
-    """Whether a GET of this URL on loopback is answered with 200."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def report(

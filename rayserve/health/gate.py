@@ -32,6 +32,8 @@ from rayserve.units import MIB
 
 RAY_PORTS = (6379, 8265)
 """Of Ray's GCS and dashboard, on the head."""
+HAPROXY_PORTS = (8404, 9101)
+"""Of the statistics and metrics of Serve's HAProxy, on every host with a replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,16 @@ def wanted_of(plan: Plan) -> Wanted:
         label=gpu.label if gpu is not None else "",
         memory_mib=gpu.memory_bytes // MIB if gpu is not None else 0,
         link_gb_s=gpu.link_gb_s / 2 if gpu is not None and count > 1 and gpu.linked(count) else 0.0,
-        ports=(*RAY_PORTS, plan.endpoint.port),
+        ports=_ports(plan),
         model_path=replica.model if replica.model_source == "path" else "",
         offload_dir=_offload_dir(replica.engine_arguments().get("kv_transfer_config")),
     )
+
+
+def _ports(plan: Plan) -> tuple[int, ...]:
+    """Ports that Ray, Serve and its HAProxy listen on."""
+    haproxy = HAPROXY_PORTS if plan.endpoint.ingress == "haproxy" else ()
+    return (*RAY_PORTS, plan.endpoint.port, *haproxy)
 
 
 def _offload_dir(transfer: object) -> str:

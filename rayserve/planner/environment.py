@@ -47,6 +47,11 @@ def node_environment(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
             reason="tokens cross no thread",
         ),
         NamedValue(
+            name="RAY_SERVE_CONTROL_LOOP_INTERVAL_S",
+            value="0.5",
+            reason="Serve's own 0.1 s takes 6 % of a core from an idle host; replicas change rarely",
+        ),
+        NamedValue(
             name="RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
             value="1",
             reason="a hung replica gives its GPUs back at once, not after the drain limit",

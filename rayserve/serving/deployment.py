@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import psutil
 from pydantic import ValidationError
+from ray import serve
 
 from rayserve.autoscaling import ReplicaLoad, report
 from rayserve.errors import RayserveError, StartError
@@ -56,6 +57,7 @@ class Engine:
         guards.check_environment(environment, profile)
         guards.check_gang(replica.placement)
         guards.check_stages(replica.placement)
+        await asyncio.to_thread(guards.check_limits, _coming_limits())
         try:
             async with asyncio.timeout(replica.start_timeout_s) as budget:
                 await self._start()
@@ -164,6 +166,11 @@ class Engine:
         if getattr(self, "_engine", None) is not None:
             self._engine.shutdown()
             self._engine = None
+
+
+def _coming_limits() -> Any:
+    """What Serve hands to `reconfigure` once the replica is up: seen here, before minutes of weights."""
+    return serve.get_replica_context()._deployment_config.user_config  # noqa: SLF001
 
 
 def _import_engine() -> Any:

@@ -10,8 +10,9 @@ from ipaddress import ip_address
 from typing import Literal
 
 from rayserve.errors import HostError
-from rayserve.plan import NamedValue, Placement
+from rayserve.plan import LivePlan, NamedValue, Placement
 from rayserve.serve_config import HAPROXY_SWITCH, missing_environment
+from rayserve.serving.keys import read_keys
 
 logger = logging.getLogger("ray.serve")
 
@@ -77,6 +78,21 @@ def check_stages(placement: Placement) -> None:
             found=f"{sorted(nodes.values())} GPUs on {len(nodes)} hosts",
             do="free whole hosts for this replica; a stage split over hosts is slower than useful",
         )
+
+
+def check_limits(limits: object) -> None:
+    """The first limits of a replica must be usable before its engine starts.
+
+    Args:
+        limits: Serve's `user_config` of the deployment.
+
+    Raises:
+        HostError: the key file cannot be used on this host.
+        ValidationError: something else than limits.
+    """
+    key_file = LivePlan.model_validate(limits).door.api_key_file
+    if key_file:
+        read_keys(key_file)
 
 
 def check_keys(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from rayserve.described import Described
 
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
@@ -27,9 +29,7 @@ Text = Annotated[str, Field(min_length=1)]
 OptionalPath = str
 
 
-class Section(BaseModel):
+class Section(Described):
     """Base of every section: unknown keys and wrong types are errors; values do not change."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

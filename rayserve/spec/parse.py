@@ -67,7 +67,9 @@ def _first_error(error: ValidationError, document: Document) -> SpecError:
         return _unknown_key(loc, section, where)
     if kind == "missing":
         needed = f"`{dotted(loc)}`, {_phrase(field, loc)}"
-        return SpecError(needed, found="nothing", do=f"add it: {meaning(field)}", where=where)
+        return SpecError(
+            needed, found="nothing", do=f"add it: {meaning(ClusterSpec, loc)}", where=where
+        )
     value = item["input"]
     needed = f"`{dotted(loc)}` to be {_phrase(field, loc)}"
     return SpecError(needed, found=_show(value), do=_advice(loc, value, field), where=where)
@@ -141,7 +143,7 @@ def _advice(loc: Loc, value: Any, field: FieldInfo | None) -> str:
         return f'write "{value}" in quotes'
     if value is None:
         return "write a value, or leave the key out"
-    told = meaning(field)
+    told = meaning(ClusterSpec, loc)
     return f"{name}: {told}" if told else "see docs/reference.md"
 
 

@@ -16,6 +16,7 @@ SERVE_PORTS = {
     8265: "Ray's dashboard",
     6379: "Ray's head",
     8404: "HAProxy's statistics",
+    8500: "the proxy behind Serve's HAProxy",
     9101: "HAProxy's metrics",
 }
 DRAFT_METHODS = {"draft_model", "eagle", "eagle3", "medusa"}

@@ -12,6 +12,7 @@ from typing import Any
 import annotated_types
 from pydantic.fields import FieldInfo
 
+from rayserve.described import descriptions
 from rayserve.spec.base import PATTERNS, Section
 
 SECONDS: dict[str, float] = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
@@ -120,10 +121,20 @@ def _pattern(metadata: list[Any]) -> str:
     return ""
 
 
-def meaning(field: FieldInfo | None) -> str:
-    """The first sentence of a field's documentation."""
-    text = (field.description or "" if field is not None else "").replace("\n", " ")
-    return text.partition(". ")[0].rstrip(".")
+def meaning(section: type[Section], loc: Iterable[str | int]) -> str:
+    """The first sentence on the field at a place below `section`; of the last field above it else."""
+    text = ""
+    for name in loc:
+        if isinstance(name, int):
+            continue
+        if name not in section.model_fields:
+            break
+        text = descriptions(section).get(name, "")
+        inner = section_of(section.model_fields[name])
+        if inner is None:
+            break
+        section = inner
+    return text.replace("\n", " ").partition(". ")[0].rstrip(".")
 
 
 def convert(name: str, text: str) -> float | None:

@@ -22,7 +22,7 @@ def test_this_environment_passes_its_own_check():
         check=False,
         timeout=240,
     )
-    results = {row["name"]: row for row in json.loads(done.stdout)}
+    results = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
     assert done.returncode == 0, results
     assert {"import torch", "import transformers", "import vllm"} <= results.keys()
 

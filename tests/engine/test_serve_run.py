@@ -191,6 +191,23 @@ def test_an_unknown_key_in_a_serve_config_fails_before_any_gang_is_taken(plan, c
     assert "argument `repica`" in deploy_failure(cluster, config)
 
 
+def test_a_missing_key_file_is_told_before_the_engine_starts(plan, cluster, folder):
+    """Weights of hundreds of gigabytes are not read for a door that cannot open."""
+    config = serve_config(plan)
+    (application,) = config["applications"]
+    (deployment,) = application["deployments"]
+    deployment["user_config"]["door"]["api_key_file"] = str(folder / "no-keys")
+    cluster.deploy(config)
+
+    def refusal_of_replica() -> str | None:
+        found = cluster.serve_status()["applications"].get(application["name"], {})
+        messages = [one["message"] for one in found.get("deployments", {}).values()]
+        return next((text for text in messages if "a readable file of API keys" in text), None)
+
+    message = str(wait_until(refusal_of_replica, 60, "the replica's refusal"))
+    assert "check_limits" in message  # and not the door's, which opens once the engine is warm
+
+
 def test_check_args_judges_a_serve_config_without_ray(plan, folder):
     """`rayserve check args` is the same judgement with an exit code, before anything is deployed."""
     config = serve_config(plan)

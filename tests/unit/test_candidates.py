@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from rayserve import cli, inventory, planning
@@ -38,6 +37,7 @@ from rayserve.planner.support.schemes import Scheme, schemes_of
 from rayserve.planner.weights.architecture import read_architecture
 from rayserve.spec import ClusterSpec, parse_spec
 from tests.bad_specs import ROOT
+from tests.yaml_text import load_yaml
 
 CASE = ROOT / "tests" / "cases" / "candidates"
 TEXT = (CASE / "cluster.yml").read_text()
@@ -559,7 +559,7 @@ def test_planning_without_a_checkpoint_serves_the_best(folder):
     """`rayserve plan` picks, writes the plan of the pick, and its digest is that of the pick's config."""
     result = run("plan", folder)
     assert result.exit_code == 0, result.output
-    plan = parse_plan(yaml.safe_load((folder / "plan.yml").read_text()), "plan.yml")
+    plan = parse_plan(load_yaml((folder / "plan.yml").read_text()), "plan.yml")
     first = planning.compare_candidates(inventory.locate(str(folder), None)).rows[0]
     assert plan.replica.model == first.checkpoint
     assert [item.name for item in plan.replica.content] == [f"{first.checkpoint}/config.json"]
@@ -582,7 +582,7 @@ def test_two_revisions_of_one_model_keep_their_own_digests(folder):
         )
     spec.write_text("\n".join(lines) + "\n")
     assert run("plan", folder).exit_code == 0
-    plan = parse_plan(yaml.safe_load((folder / "plan.yml").read_text()), "plan.yml")
+    plan = parse_plan(load_yaml((folder / "plan.yml").read_text()), "plan.yml")
     assert plan.choices[0].value == "w4a16"
     picked = (folder / "configs" / "w4a16.json").read_bytes()
     assert [item.value for item in plan.replica.content] == [hashlib.sha256(picked).hexdigest()]

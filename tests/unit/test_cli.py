@@ -134,7 +134,7 @@ def test_check_install_ends_with_4_when_something_fails(monkeypatch, facts, code
     monkeypatch.setattr("rayserve.health.gate.read_install_facts", lambda **_: facts)
     result = CliRunner().invoke(cli.main, ["check", "install", "--json"])
     assert result.exit_code == code
-    statuses = {row["name"]: row["status"] for row in json.loads(result.output)}
+    statuses = {row["name"]: row["status"] for row in json.loads(result.output)["checks"]}
     assert statuses["ray"] == ("pass" if code == 0 else "fail")
 
 

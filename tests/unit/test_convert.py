@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,16 +23,17 @@ from rayserve.planner import build_plan
 from rayserve.planner.convert import convert, convert_command
 from rayserve.spec import SPEC_KEY, parse_spec
 from tests.bad_specs import CONFIG, ROOT
+from tests.yaml_text import load_yaml
 
 FOLDER = ROOT / "tests" / "cases" / "convert"
-CASES = yaml.safe_load((FOLDER / "commands.yml").read_text(encoding="utf-8"))["cases"]
-HOSTILE = yaml.safe_load((FOLDER / "hostile.yml").read_text(encoding="utf-8"))["cases"]
+CASES = load_yaml((FOLDER / "commands.yml").read_text(encoding="utf-8"))["cases"]
+HOSTILE = load_yaml((FOLDER / "hostile.yml").read_text(encoding="utf-8"))["cases"]
 PASTED = (FOLDER / "eight-gpus-one-model.txt").read_text(encoding="utf-8")
 
 
 def spec_of(text: str) -> dict[str, Any]:
     """The content of a cluster.yml."""
-    return yaml.safe_load(text)[SPEC_KEY]
+    return load_yaml(text)[SPEC_KEY]
 
 
 def at(spec: Any, key: str) -> Any:
@@ -440,14 +440,12 @@ def test_no_line_break_leaves_a_comment():
     text = convert_command(
         "vllm serve /srv/m --port 'x\nrayserve_cluster2: {}' --nope 'a\u2028b: c'"
     )
-    assert list(yaml.safe_load(text)) == [SPEC_KEY]
+    assert list(load_yaml(text)) == [SPEC_KEY]
 
 
 def test_lists_of_flags_name_only_flags_that_are_known():
     """Each flag that a list of a release names is one of the pinned vLLM's, and stands in one list."""
-    rows = yaml.safe_load(
-        (ROOT / "rayserve" / "data" / "vllm-flags.yml").read_text(encoding="utf-8")
-    )
+    rows = load_yaml((ROOT / "rayserve" / "data" / "vllm-flags.yml").read_text(encoding="utf-8"))
     names = [name for listed in rows["since"].values() for name in listed]
     assert len(names) == len(set(names))
     known = histories()

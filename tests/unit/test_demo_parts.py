@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rayserve.clients import app_status
 from rayserve.demo import cluster, host, local_ray, logs
 from rayserve.demo.interrupts import Interrupted, Interrupts
 from rayserve.demo.progress import Progress
-from rayserve.demo.serve_api import app_status
 from rayserve.demo.workdir import Running, WorkDir
 from rayserve.errors import HostError
 from rayserve.spec import parse_spec

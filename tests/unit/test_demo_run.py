@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
+from rayserve.clients import AppStatus
 from rayserve.demo import chat, cluster, host, local_ray, run
 from rayserve.demo.interrupts import Interrupts
-from rayserve.demo.serve_api import AppStatus
 from rayserve.demo.workdir import Running
 from rayserve.errors import HostError, StartError
 

@@ -7,9 +7,7 @@ import json
 import subprocess
 import sys
 
-import anthropic
 import httpx2
-import openai
 import pytest
 
 from rayserve.errors import HostError
@@ -543,20 +541,22 @@ async def test_error_bodies_of_messages_have_anthropic_s_shape():
     }
 
 
-OPENAI_ERRORS = [
-    ("key", openai.AuthenticationError, anthropic.AuthenticationError),
-    ("path", openai.NotFoundError, anthropic.NotFoundError),
-    ("request", openai.BadRequestError, anthropic.BadRequestError),
-    ("queue", openai.RateLimitError, anthropic.RateLimitError),
-    ("draining", openai.InternalServerError, anthropic.InternalServerError),
-]
-
-
-@pytest.mark.parametrize("reason,openai_error,anthropic_error", OPENAI_ERRORS)
-async def test_official_clients_raise_the_right_error(
-    reason, openai_error, anthropic_error, tmp_path
-):
+@pytest.mark.parametrize(
+    "reason, error",
+    [
+        ("key", "AuthenticationError"),
+        ("path", "NotFoundError"),
+        ("request", "BadRequestError"),
+        ("queue", "RateLimitError"),
+        ("draining", "InternalServerError"),
+    ],
+)
+async def test_official_clients_raise_the_right_error(reason, error, tmp_path):
     """The official clients recognise each refusal, and read the message out of the body."""
+    # Half of what all unit tests import, for this test alone.
+    import anthropic
+    import openai
+
     changes = {
         "key": {"api_key_file": key_file(tmp_path, OTHER_KEY)},
         "path": {"path_prefix": "/elsewhere"},
@@ -581,11 +581,11 @@ async def test_official_clients_raise_the_right_error(
             api_key=KEY, base_url="http://door", http_client=http, max_retries=0
         ) as claude,
     ):
-        with pytest.raises(openai_error) as of_openai:
+        with pytest.raises(getattr(openai, error)) as of_openai:
             await chat.chat.completions.create(model="m", messages=messages, max_tokens=8)
-        with pytest.raises(anthropic_error) as of_anthropic:
+        with pytest.raises(getattr(anthropic, error)) as of_anthropic:
             await claude.messages.create(model="m", messages=messages, max_tokens=8)
-    assert type(of_openai.value) is openai_error
+    assert type(of_openai.value) is getattr(openai, error)
     assert of_openai.value.body["message"]
     assert of_anthropic.value.body["type"] == "error"
     if reason == "queue":

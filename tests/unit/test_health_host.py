@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rayserve.health.results import CheckResult, Status
 from tests.recorded_host import RecordedHost
+from tests.yaml_text import load_yaml
 
-CASES: list[dict[str, Any]] = yaml.safe_load(
+CASES: list[dict[str, Any]] = load_yaml(
     Path("tests/cases/health/hosts.yml").read_text(encoding="utf-8")
 )
 

@@ -18,7 +18,7 @@ from rayserve.health import gate
 from rayserve.health.checks.fabric import BandwidthFact
 from rayserve.health.checks.kernel_log import SEVERITY, STATUS, STEPS, xids
 from rayserve.health.facts.gpu import parse_cuda
-from rayserve.health.facts.host import parse_mdstat
+from rayserve.health.facts.host import owner, parse_mdstat
 from rayserve.health.facts.pci import parse_acs
 from rayserve.health.facts.run import Output, run
 from rayserve.health.readings.kernel_log import faults
@@ -150,7 +150,7 @@ def test_the_textfile_is_whole_and_readable(verdict: list[CheckResult], tmp_path
     del verdict
     path = tmp_path / "rayserve.prom"
     done = CliRunner().invoke(main, ["check", "host", "--textfile", str(path), "--json"])
-    assert (done.exit_code, json.loads(done.stdout)[0]["status"]) == (0, "pass")
+    assert (done.exit_code, json.loads(done.stdout)["status"]) == (0, "pass")
     assert 'check="example"} 0' in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.iterdir()) == [path]
@@ -188,3 +188,19 @@ def test_the_second_textfile_takes_the_place_of_the_first(
     del verdict
     command = ["check", "host", "--textfile", str(tmp_path / "x.prom")]
     assert [CliRunner().invoke(main, command).exit_code for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "name, command, known_as",
+    [
+        ("python", ["/v/bin/python", "-u", "/v/ray/dashboard/dashboard.py", "--port=8265"],
+         "python /v/ray/dashboard/dashboard.py"),
+        ("python3.11", ["python3.11", "-m", "http.server"], "python3.11"),
+        ("python", ["ray::IDLE"], "python"),
+        ("nginx", ["nginx: master process", "/etc/x.py"], "nginx"),
+        ("raylet", [], "raylet"),
+    ],
+)  # fmt: skip
+def test_an_interpreter_is_known_by_its_script(name, command, known_as):
+    """Who holds a port is the script that a Python runs; every other process has a name of its own."""
+    assert owner(name, command) == known_as

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
-import yaml
 
 from rayserve.errors import PlanError
 from rayserve.plan import PLAN_KEY, DoorPlan, parse_plan
 from tests.golden_specs import GOLDEN
+from tests.yaml_text import load_yaml
 
 PATH = GOLDEN / "one-host-w4a16.plan.yml"
 
@@ -17,7 +17,7 @@ PATH = GOLDEN / "one-host-w4a16.plan.yml"
 @pytest.fixture
 def data() -> dict:
     """The content of a golden plan.yml."""
-    return copy.deepcopy(yaml.safe_load(PATH.read_text()))
+    return copy.deepcopy(load_yaml(PATH.read_text()))
 
 
 def test_a_plan_reads_back_as_it_was_written(data):

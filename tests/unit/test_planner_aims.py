@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 
 from rayserve.errors import SpecError
-from rayserve.planner import build_plan
 from rayserve.planner.catalogue import gpus
 from rayserve.planner.render import plan_text
 from rayserve.planner.views.terminal import table
-from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
+from tests.plans import merged, planned
 from tests.unit.test_planner_traffic import HYBRID
+from tests.yaml_text import load_yaml
 
-BASE = yaml.safe_load(CASES.read_text())["base"]
+BASE = load_yaml(CASES.read_text())["base"]
 MODEL = json.loads(CONFIG.read_text())
 CONFIGS = ROOT / "tests" / "golden" / "configs"
 SMALL = json.loads((CONFIGS / "llama-8b.json").read_text())
@@ -26,11 +25,11 @@ AUTO = {"max_model_len: 16384": "max_model_len: auto"}
 
 def plan(add: str = "", model=None, **swaps: str):
     """The plan of the base spec with changes: sections added, values replaced."""
-    text = yaml.safe_dump(yaml.safe_load(BASE + add))
+    text = merged(BASE + add)
     for old, new in swaps.items():
         assert old in text
         text = text.replace(old, new)
-    return build_plan(parse_spec(text, "cluster.yml"), model or MODEL, "0" * 64)
+    return planned(text, model or MODEL)
 
 
 def argument(made, name: str):

@@ -481,7 +481,7 @@ def test_every_family_is_laid_out_and_replayed(name):
     assert all(size > 0 for size in stage_weights(model, Place(4, 2, draft=True)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from(sorted(FAMILIES)),
     st.sampled_from(

@@ -7,7 +7,6 @@ import os
 import shutil
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from rayserve import inventory, planning
@@ -20,6 +19,7 @@ from rayserve.planner.views.terminal import table
 from tests.bad_specs import ROOT
 from tests.golden_specs import GOLDEN, plan_of
 from tests.start_lines import GIB, ledger_of, lines, start_line
+from tests.yaml_text import load_yaml
 
 SPEC = GOLDEN / "one-host-w4a16.yml"
 PLAN = plan_of(SPEC)
@@ -211,7 +211,7 @@ def test_a_model_that_is_not_known_says_that_starts_do_not_narrow_it(tmp_path):
     config["model_type"] = "arcee"
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = (GOLDEN / "replicas-70b.yml").read_text()
-    name = yaml.safe_load(spec)["rayserve_cluster"]["model"]["config"]
+    name = load_yaml(spec)["rayserve_cluster"]["model"]["config"]
     spec = spec.replace("    config:", "    checkpoint_bytes: 141107412992\n    config:")
     (tmp_path / "cluster.yml").write_text(spec.replace(name, "config.json"))
     files = inventory.locate(str(tmp_path), None)
@@ -373,7 +373,7 @@ def beside(env):
 def planned(env):
     """The plan on disk."""
     path = beside(env) / "plan.yml"
-    return parse_plan(yaml.safe_load(path.read_text()), str(path))
+    return parse_plan(load_yaml(path.read_text()), str(path))
 
 
 def test_a_plan_with_starts_is_the_same_wherever_it_is_made(env, tmp_path):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 
 import pytest
-import yaml
 
 from rayserve.plan import parse_plan
 from rayserve.planner.render import plan_text
 from tests.golden_specs import SPECS, plan_of
+from tests.yaml_text import load_yaml
 
 
 def test_there_are_golden_specs():
@@ -34,7 +34,7 @@ def test_golden_plan(path):
 def test_golden_plan_survives_yaml(path):
     """A plan that is written and read again is the same plan, with the same revision."""
     plan = plan_of(path)
-    read = parse_plan(yaml.safe_load(plan_text(plan, path.name)), "plan.yml")
+    read = parse_plan(load_yaml(plan_text(plan, path.name)), "plan.yml")
     assert read == plan
     assert read.revision == plan.revision == read.replica.revision
 
@@ -52,4 +52,4 @@ def test_golden_plan_is_flat_for_ansible(path):
         ):
             walk(item)
 
-    walk(yaml.safe_load(text))
+    walk(load_yaml(text))

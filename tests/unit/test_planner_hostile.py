@@ -11,7 +11,6 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,10 +27,11 @@ from rayserve.planner.support.reading import (
     parse_object,
 )
 from rayserve.planner.weights.checkpoint import check_index, header_bytes, parse_header
+from tests.yaml_text import load_yaml
 
 FOLDER = Path(__file__).parent.parent / "cases" / "hostile_configs"
-CONFIGS = yaml.safe_load((FOLDER / "configs.yml").read_text(encoding="utf-8"))
-TENSORS = yaml.safe_load((FOLDER / "tensors.yml").read_text(encoding="utf-8"))
+CONFIGS = load_yaml((FOLDER / "configs.yml").read_text(encoding="utf-8"))
+TENSORS = load_yaml((FOLDER / "tensors.yml").read_text(encoding="utf-8"))
 BASE = CONFIGS["base"]
 WHERE = Where("model/config.json")
 
@@ -190,7 +190,7 @@ KEYS = sorted({*json.loads(BASE), "layer_types", "quantization_config", "text_co
                "vision_config", "rope_scaling", "head_dim", "num_experts_per_tok"})  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4))
 def test_no_value_of_any_key_ends_in_a_traceback(changes):
     """Arbitrary values of the known keys either pass or end with one of our errors."""
@@ -199,7 +199,7 @@ def test_no_value_of_any_key_ends_in_a_traceback(changes):
         assert parse_config(json.dumps(data).encode(), WHERE)["vocab_size"] > 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=64), st.integers(0, 2**64 - 1))
 def test_no_bytes_end_in_a_traceback(data, length):
     """Arbitrary bytes as config, index or header end with one of our errors."""

@@ -9,6 +9,7 @@ import pytest
 
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.names import check_names, is_slow
+from rayserve.planner.weights.module_names import _literal
 from rayserve.planner.weights.quantization import EXACT, PART, WILDCARD, Quantization
 from rayserve.planner.weights.storage import Storage
 
@@ -102,6 +103,21 @@ def test_names_are_matched_as_the_method_does(matching, ignored, name, skipped):
     formats = Quantization("x", ((("Linear",), storage),), ignored, matching)
     assert (formats.storage(name) is None) is skipped
     assert (formats.storage(name) is None) is skipped  # the second time from memory
+
+
+@pytest.mark.parametrize(
+    "pattern, literal",
+    [
+        ("*mlp.*_proj", "_proj"),
+        ("a?b*cd[ef]ghijk", "cd"),
+        ("*", ""),
+        ("[m]odel.*", ""),
+        ("abc", "abc"),
+    ],
+)
+def test_a_wildcard_is_looked_for_by_text_that_it_asks_for(pattern, literal):
+    """The longest text outside of wildcards, and none behind a bracket, which may be a set or text."""
+    assert _literal(pattern) == literal
 
 
 def test_the_most_that_is_let_through_is_matched_in_seconds():

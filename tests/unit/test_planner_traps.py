@@ -10,16 +10,15 @@ import json
 import re
 
 import pytest
-import yaml
 
 from rayserve.errors import EngineArgumentError, SpecError
-from rayserve.planner import build_plan
 from rayserve.serve_config import serve_config
-from rayserve.spec import parse_spec
 from tests.bad_specs import CASES, CONFIG, ROOT
 from tests.golden_specs import SPECS, plan_of
+from tests.plans import planned
+from tests.yaml_text import load_yaml
 
-BASE = yaml.safe_load(CASES.read_text())["base"]
+BASE = load_yaml(CASES.read_text())["base"]
 MODEL = json.loads(CONFIG.read_text())
 
 
@@ -29,7 +28,7 @@ def plan(add: str = "", swap: tuple[str, str] = ("", ""), also: tuple[str, str] 
     for old, new in (swap, also):
         assert old in BASE
         text = text.replace(old, new) if old else text
-    return build_plan(parse_spec(text + add, "cluster.yml"), MODEL, "0" * 64)
+    return planned(text + add, MODEL)
 
 
 def environment(**changes):

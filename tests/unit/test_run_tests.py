@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from scripts.run_tests import Count, main, read_results
+from pathlib import Path
+
+import pytest
+
+from scripts.run_tests import MOST_WORKERS, Count, main, pytest_command, read_results
 
 RESULTS = (
     '<?xml version="1.0"?><testsuites>'
@@ -31,3 +35,17 @@ def test_an_unknown_stage_is_refused(capsys):
     """A misspelt stage is an error, not an empty success."""
     assert main(["units"]) == 2
     assert "lint, unit, contract" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cpus, workers", [(2, 2), (MOST_WORKERS + 1, MOST_WORKERS)])
+def test_unit_tests_are_spread_over_the_cpus(cpus, workers):
+    """The unit stage has a worker for each CPU, up to a bound."""
+    assert f"--numprocesses={workers}" in pytest_command("unit", Path("unit.xml"), cpus)
+
+
+@pytest.mark.parametrize("stage, cpus", [("unit", 1), ("contract", 8), ("engine", 8)])
+def test_other_stages_and_a_single_cpu_have_no_workers(stage, cpus):
+    """Engines take all CPUs themselves, and one CPU has nothing to spread over."""
+    command = pytest_command(stage, Path("results.xml"), cpus)
+    assert not [word for word in command if word.startswith(("--numprocesses", "--dist"))]
+    assert command[:2] == ("pytest", f"tests/{stage}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import yaml
 
 from rayserve import schema
 from rayserve.plan import PLAN_KEY
@@ -13,6 +12,7 @@ from rayserve.planner.render import plan_text
 from rayserve.spec import SPEC_KEY
 from tests.bad_specs import ROOT
 from tests.golden_specs import SPECS, plan_of
+from tests.yaml_text import load_yaml
 
 TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
 
@@ -51,7 +51,7 @@ def walk(options, path=""):
 
 def test_argument_specs_have_neither_defaults_nor_nulls():
     """Ansible applies no defaults from argument specs and fails on null: there are none."""
-    specs = yaml.safe_load(schema.render("argument-specs"))["argument_specs"]
+    specs = load_yaml(schema.render("argument-specs"))["argument_specs"]
     options = list(walk(specs["main"]["options"]))
     assert len(options) > 60
     for path, option in options:
@@ -87,14 +87,14 @@ def check(value, option, path):
 def test_every_golden_plan_satisfies_the_argument_specs(path):
     """What the planner writes passes the argument specs that roles get."""
     options = schema.argument_specs()["main"]["options"]
-    data = yaml.safe_load(plan_text(plan_of(path), path.name))
+    data = load_yaml(plan_text(plan_of(path), path.name))
     check(data, {"type": "dict", "options": options}, "")
 
 
 def test_the_validator_can_fail():
     """A plan with a wrong type or a missing key does not pass."""
     options = {"type": "dict", "options": schema.argument_specs()["main"]["options"]}
-    data = yaml.safe_load(plan_text(plan_of(SPECS[0]), "x"))
+    data = load_yaml(plan_text(plan_of(SPECS[0]), "x"))
     data[PLAN_KEY]["door"]["max_queued"] = "many"
     with pytest.raises(AssertionError):
         check(data, options, "")

@@ -13,12 +13,13 @@ from rayserve.serve_config import (
     serve_config,
 )
 from tests.golden_specs import GOLDEN
+from tests.yaml_text import load_yaml
 
 
 def plan_named(name: str) -> Plan:
     """A golden plan."""
     path = GOLDEN / f"{name}.plan.yml"
-    return parse_plan(yaml.safe_load(path.read_text()), str(path))
+    return parse_plan(load_yaml(path.read_text()), str(path))
 
 
 @pytest.fixture

@@ -56,6 +56,8 @@ def check_ready(facts: EngineFacts | None) -> CheckResult:
         return check.passed(f"200 from {facts.url}/ready")
     if not facts.ready:
         return check.skipped(f"it does not answer: {facts.ending}")
+    if facts.health != 200:
+        return check.skipped("the engine does not live; engine-alive says more")
     return check.warned(
         f"{facts.ready} from {facts.url}/ready",
         why="it is warming up or draining",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayserve.health.checks.kernel_log import check_log
 from rayserve.health.checks.wanted import Wanted
@@ -316,8 +316,10 @@ def check_cuda(facts: GpuFacts, wanted: Wanted | None) -> CheckResult:
         return check.skipped("no NVIDIA GPU on the PCI bus")
     cuda = facts.cuda
     if cuda is None:
-        return check.failed(
-            "no libcuda.so.1", why="CUDA is not installed", do="install the driver's libraries"
+        return replace(check, runbook="driver").failed(
+            "no libcuda.so.1",
+            why="it comes with the driver's libraries, which are not installed",
+            do="install the driver's libraries, of the driver's very version",
         )
     if cuda.ending:
         return check.failed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rayserve.health.checks.driver import NO_GPU, check_driver_set
 from rayserve.health.checks.host_facts import Clock, HostFacts, Mount
 from rayserve.health.checks.install import check_shm
@@ -88,8 +90,8 @@ def check_memlock(facts: HostFacts) -> CheckResult:
     )
 
 
-OURS = ("ray::", "raylet", "gcs_server", "haproxy")
-"""Beginnings of the names of Ray's and Serve's processes."""
+OURS = re.compile(r"ray::|raylet|gcs_server|haproxy|python\S* \S*/ray/dashboard/dashboard\.py$")
+"""Names of Ray's and Serve's processes. Of them the dashboard alone keeps the name of its interpreter."""
 
 
 def check_ports(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
@@ -100,7 +102,7 @@ def check_ports(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
     if facts.listeners is None:
         return check.skipped("the list of open ports could not be read")
     taken = [one for one in facts.listeners if one.port in wanted.ports]
-    strange = [one for one in taken if one.owner and not one.owner.startswith(OURS)]
+    strange = [one for one in taken if one.owner and not OURS.match(one.owner)]
     unknown = [str(one.port) for one in taken if not one.owner]
     ports = ", ".join(map(str, wanted.ports))
     if strange:

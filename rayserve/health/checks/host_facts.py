@@ -22,7 +22,7 @@ class Listener:
 
     port: int
     owner: str
-    """Name of the process; empty: not ours to see."""
+    """Name of the process, with the script that a Python runs; empty: not ours to see."""
 
 
 @dataclass(frozen=True, slots=True)

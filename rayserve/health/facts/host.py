@@ -220,9 +220,16 @@ def _name(pid: int | None) -> str:
     if pid is None:
         return ""
     try:
-        return psutil.Process(pid).name()
+        process = psutil.Process(pid)
+        return owner(process.name(), process.cmdline())
     except psutil.Error:
         return ""
+
+
+def owner(name: str, command: Sequence[str]) -> str:
+    """A process as people know it: an interpreter by its script, since `python` says nothing."""
+    script = next((part for part in command[1:] if not part.startswith("-")), "")
+    return f"{name} {script}" if name.startswith("python") and script.endswith(".py") else name
 
 
 # ── disks and memory ────────────────────────────────────────────────────────────────────────────

@@ -227,7 +227,8 @@ def num_blocks(layout: CacheLayout, available_bytes: Sequence[int], settings: Ca
 def blocks_per_request(layout: CacheLayout, settings: CacheSettings, length: int) -> int:
     """Blocks that one request of `length` tokens claims, through all groups."""
     return sum(
-        max(_spec_blocks(spec, settings, length) for spec in group.specs) for group in layout.groups
+        max(_spec_blocks(spec, settings, length) for spec in group.distinct)
+        for group in layout.groups
     )
 
 

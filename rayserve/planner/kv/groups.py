@@ -7,6 +7,7 @@ a page takes the same bytes in all of them. The rules are those of vLLM 0.32
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,11 @@ class CacheGroup:
     """One for each layer."""
     mixed: bool
     """The layers' pages differ in size, so a block is one page of each layer."""
+
+    @functools.cached_property
+    def distinct(self) -> tuple[PageSpec, ...]:
+        """The specs without repetitions: a model has a hundred layers of two or three kinds."""
+        return tuple(dict.fromkeys(self.specs))
 
     @property
     def block_size(self) -> int:

@@ -24,6 +24,7 @@ MAX_CONFIG_BYTES = 4 * MIB
 MAX_INDEX_BYTES = 32 * MIB
 """An index of 140 000 tensors, a trillion parameters in experts, has 14 MB."""
 MAX_DEPTH = 32
+_HOLDS = (dict, list)  # `dict | list` would be built anew for each of a million values
 UNCHANGED = "copy it from the checkpoint, unchanged"
 
 
@@ -195,7 +196,7 @@ def _check_depth(value: object, where: Where) -> None:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inside = (part.values() if isinstance(part, dict) else part for part in level)
-        level = [item for items in inside for item in items if isinstance(item, dict | list)]
+        level = [item for items in inside for item in items if isinstance(item, _HOLDS)]
         if not level:
             return
     raise _error(f"at most {MAX_DEPTH} levels", "more", where)

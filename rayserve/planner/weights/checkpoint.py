@@ -154,25 +154,26 @@ def _error(needed: str, found: str, where: Where) -> SpecError:
 
 
 def _tensor(name: str, row: Any, where: Where) -> Tensor:
-    label = brief(name)
+    # Messages are made where a rule is broken: a header may have a hundred thousand rows.
     if not isinstance(row, dict):
-        raise _error(f"dtype, shape and data_offsets of {label}", brief(row), where)
+        raise _error(f"dtype, shape and data_offsets of {brief(name)}", brief(row), where)
     dtype = row.get("dtype")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         close = nearest(dtype, DTYPE_BITS) if isinstance(dtype, str) else ""
         hint = f", alike {close}" if close else ""
-        raise _error(f"a known dtype of {label}", f"{brief(dtype)}{hint}", where)
+        raise _error(f"a known dtype of {brief(name)}", f"{brief(dtype)}{hint}", where)
     shape = row.get("shape")
     if not _whole_numbers(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _error(f"a shape of {label} in whole numbers from 0 on", brief(shape), where)
+        needed = f"a shape of {brief(name)} in whole numbers from 0 on"
+        raise _error(needed, brief(shape), where)
     offsets = row.get("data_offsets")
     if not _whole_numbers(offsets) or len(offsets) != 2:
-        needed = f"two data_offsets of {label} in whole numbers from 0 on"
+        needed = f"two data_offsets of {brief(name)} in whole numbers from 0 on"
         raise _error(needed, brief(offsets), where)
     begin, end = offsets
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if (end - begin) * 8 != bits:
-        needed = f"{brief(bits // 8)} bytes for {label}, {dtype} {brief(shape)}"
+        needed = f"{brief(bits // 8)} bytes for {brief(name)}, {dtype} {brief(shape)}"
         raise _error(needed, f"data_offsets of {end - begin}", where)
     return Tensor(name, dtype, tuple(shape), begin, end)
 

@@ -6,15 +6,13 @@ and the engine's `--quantization` flag for what it quantizes while it loads.
 
 from __future__ import annotations
 
-import contextlib
-import fnmatch
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rayserve.errors import SpecError
 from rayserve.planner.support import schemes
 from rayserve.planner.weights.facts import Facts, UnknownModelError
+from rayserve.planner.weights.module_names import EXACT, PART, WILDCARD, Names
 from rayserve.planner.weights.storage import (
     AWQ,
     BLOCK,
@@ -30,7 +28,6 @@ from rayserve.planner.weights.storage import (
     Storage,
 )
 
-EXACT, PART, WILDCARD = "exact", "part", "wildcard"
 GROUP_LIMIT = 2**20
 ONLINE = {
     "fp8": TENSOR,
@@ -107,56 +104,6 @@ class Quantization:
         if known is None:
             known = self._names[id(patterns)] = Names(patterns, self.matching)
         return known.match(name)
-
-
-class Names:
-    """Names of modules, plain or with wildcards, and regular expressions after "re:".
-
-    Broken expressions match nothing.
-    """
-
-    def __init__(self, patterns: tuple[str, ...], matching: str) -> None:
-        self._plain = frozenset(one for one in patterns if not one.startswith("re:"))
-        self._parts = tuple(self._plain) if matching == PART else ()
-        wild = [one for one in self._plain if set(one) & set("*?[")]
-        self._expressions = []
-        if matching == WILDCARD and wild:
-            self._expressions.append(re.compile("|".join(map(fnmatch.translate, wild))))
-        for pattern in patterns:
-            if pattern.startswith("re:"):
-                with contextlib.suppress(re.error, RecursionError, OverflowError):
-                    self._expressions.append(re.compile(pattern[3:]))
-
-    def match(self, name: str) -> bool:
-        """Whether one of them is the name, a module above it, or matches it."""
-        names = _spellings(name)
-        if any(above in self._plain for each in names for above in _ancestors(each)):
-            return True
-        if any(expression.match(each) for expression in self._expressions for each in names):
-            return True
-        text = "\0".join(names)
-        return any(part in text for part in self._parts)
-
-
-def _ancestors(name: str) -> Iterator[str]:
-    """The name and every module that contains it."""
-    yield name
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
-def _spellings(name: str) -> tuple[str, ...]:
-    """A module's name as text-only and as multimodal checkpoints write it."""
-    if not name.startswith("model."):
-        return (name, f"model.{name}")
-    inner = name.removeprefix("model.")
-    return (
-        name,
-        f"language_model.{name}",
-        f"model.language_model.{inner}",
-        f"backbone.{inner}",
-    )
 
 
 def read_quantization(facts: Facts, flag: str = "") -> Quantization | None:
@@ -363,11 +310,11 @@ def _compressed(stated: Facts) -> Quantization:
         if group is None:
             continue
         targets = group.words("targets") or ("Linear",)
-        groups.append((targets, _group_scheme(group, stated)))
+        groups.append((targets, _group_storage(group, stated)))
     return Quantization("compressed-tensors", tuple(groups), _ignored(stated))
 
 
-def _group_scheme(group: Facts, stated: Facts) -> Storage | None:
+def _group_storage(group: Facts, stated: Facts) -> Storage | None:
     weights = group.inner("weights")
     if weights is None:
         return None

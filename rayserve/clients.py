@@ -1,4 +1,4 @@
-"""What does Ray Serve say about its applications, over the dashboard's REST interface?"""
+"""What do Ray Serve and a replica answer? Serve's REST interface, and one URL of this host."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rayserve.errors import HostError, Where
+
 TIMEOUT_S = 10.0
+TAKE_CONFIG_TIMEOUT_S = 120.0
+"""Serve answers a config once its controller and proxies run, which a busy host starts slowly."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class ServeApi:
         Raises:
             OSError: the dashboard refused it (HTTPError) or is not there.
         """
-        self._call("PUT", config)
+        self._call("PUT", config, timeout_s=TAKE_CONFIG_TIMEOUT_S)
 
     def status(self, app: str) -> AppStatus:
         """State of an application.
@@ -52,7 +57,9 @@ class ServeApi:
         """
         return app_status(self._call("GET"), app)
 
-    def _call(self, method: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - http on loopback, by construction
             f"{self.url}/api/serve/applications/",
             method=method,
@@ -65,7 +72,7 @@ class ServeApi:
         # No proxy from the environment stands between a process and its own machine.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
+            with opener.open(request, timeout=timeout_s) as answer:
                 text = answer.read().decode()
         except urllib.error.HTTPError as error:
             detail = error.read().decode(errors="replace").strip()
@@ -85,3 +92,34 @@ def app_status(details: dict[str, Any], app: str) -> AppStatus:
         message="\n".join(dict.fromkeys(text for text in messages if text)),
         proxies_healthy=any(proxy.get("status") == "HEALTHY" for proxy in proxies),
     )
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of this URL on loopback is answered with 200."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def read_token(path: str) -> str:
+    """Ray's token from its file.
+
+    Raises:
+        HostError: it cannot be read, or is empty.
+    """
+    try:
+        token = Path(path).read_text("utf-8").strip()
+        found = "" if token else "an empty file"
+    except (OSError, ValueError) as error:
+        token, found = "", getattr(error, "strerror", None) or str(error)
+    if found:
+        raise HostError(
+            "a file with Ray's token",
+            found=found,
+            do="run this as the user of Ray, or name the file with --token-file",
+            where=Where(path),
+        )
+    return token

@@ -1,0 +1,186 @@
+"""Do the roles keep to the house's rules: one home for each default, own names, templates that say what the plan says?"""
+
+from __future__ import annotations
+
+import re
+
+import jinja2
+import pytest
+import yaml
+
+from rayserve import ingress, schema
+from rayserve.haproxy import HAPROXY_BINARY
+from rayserve.inventory import read_plan, read_yaml
+from rayserve.plan import PLAN_KEY
+from tests.bad_specs import ROOT
+
+ROLES = sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir())
+WITH_OWN_SPECS = [role for role in ROLES if role.name != "preflight"]
+TASK_FILES = sorted((ROOT / "roles").glob("*/tasks/*.yml")) + sorted(
+    (ROOT / "playbooks").glob("*.yml")
+)
+TEXTS = (
+    TASK_FILES
+    + sorted((ROOT / "roles").glob("*/templates/*"))
+    + sorted((ROOT / "roles").glob("*/handlers/*.yml"))
+)
+TASK_LINES = 120
+PLAN = ROOT / "inventories" / "lab" / "group_vars" / "all" / "plan.yml"
+
+
+def name(path):
+    """A path as a test's id."""
+    return str(path.relative_to(ROOT))
+
+
+def load(path):
+    """A YAML file; an empty dict where there is none."""
+    return yaml.safe_load(path.read_text()) or {} if path.is_file() else {}
+
+
+def options(role):
+    """The options of a role's main entry."""
+    return load(role / "meta" / "argument_specs.yml")["argument_specs"]["main"]["options"]
+
+
+@pytest.mark.parametrize("role", WITH_OWN_SPECS, ids=name)
+def test_each_default_is_the_one_of_the_argument_spec(role):
+    """What Ansible documents as a default is the value that the role uses: it applies none by itself."""
+    documented = {
+        key: option["default"] for key, option in options(role).items() if "default" in option
+    }
+    assert documented == load(role / "defaults" / "main.yml")
+    assert documented
+
+
+@pytest.mark.parametrize("role", WITH_OWN_SPECS, ids=name)
+def test_each_option_is_required_or_has_a_default(role):
+    """No option of a role may silently be missing, and each says what it is."""
+    for key, option in options(role).items():
+        assert option.get("required", False) is ("default" not in option), key
+        assert option["description"].endswith("."), key
+
+
+@pytest.mark.parametrize("role", ROLES, ids=name)
+def test_a_role_names_its_own_variables_with_its_name(role):
+    """Inputs, internal variables, facts and registered results carry the role's name."""
+    found = {*load(role / "defaults" / "main.yml"), *load(role / "vars" / "main.yml")}
+    for path in role.glob("tasks/*.yml"):
+        found |= set(re.findall(r"register: (\w+)", path.read_text()))
+    assert [key for key in sorted(found) if not key.startswith(f"{role.name}_")] == []
+
+
+SECRETS = {"ray_token", "serve_api_keys"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "playbooks").glob("*.yml")), ids=name)
+def test_a_playbook_gives_each_role_what_it_requires(path):
+    """What a role requires stands beside it in the playbook, but for secrets, which are the inventory's."""
+    for play in yaml.safe_load(path.read_text()):
+        for entry in play.get("roles", []):
+            if entry["role"] != "preflight":
+                wanted = options(ROOT / "roles" / entry["role"])
+                required = {key for key, option in wanted.items() if option.get("required")}
+                assert required - SECRETS <= entry.get("vars", {}).keys() <= wanted.keys()
+
+
+def test_secrets_are_marked_as_such():
+    """Ansible keeps the values of such options out of its messages."""
+    marked = {
+        key
+        for role in WITH_OWN_SPECS
+        for key, option in options(role).items()
+        if option.get("no_log")
+    }
+    assert marked == SECRETS
+
+
+def test_preflight_validates_the_plan_as_the_package_defines_it():
+    """`rayserve schema argument-specs` is what the role preflight checks a plan against."""
+    assert (ROOT / "roles/preflight/meta/argument_specs.yml").read_text() == schema.render(
+        "argument-specs"
+    )
+
+
+@pytest.mark.parametrize("path", TASK_FILES, ids=name)
+def test_task_files_are_short(path):
+    """A file of tasks can be read at once."""
+    assert len(path.read_text().splitlines()) <= TASK_LINES
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_no_error_is_ignored_and_no_value_of_the_plan_has_a_second_default(path):
+    """Failures stop a run, and what the plan leaves out is decided in the spec alone."""
+    text = path.read_text()
+    assert "ignore_errors" not in text
+    assert re.findall(rf"{PLAN_KEY}[^}}]*\| *default\(", text) == []
+
+
+def test_the_rules_find_what_they_forbid():
+    """The pattern of the test above matches a default on a value of the plan."""
+    assert re.findall(rf"{PLAN_KEY}[^}}]*\| *default\(", "{{ rayserve_plan.seed | default(0) }}")
+
+
+def render(template, **variables):
+    """A template as Ansible renders it, as far as it needs no filter of Ansible's own."""
+    environment = jinja2.Environment(
+        trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
+    )
+    text = (ROOT / "roles" / template).read_text()
+    data = read_yaml(str(PLAN))
+    return environment.from_string(text).render(ansible_managed="managed", **data, **variables)
+
+
+def test_ray_gets_the_environment_of_the_plan(monkeypatch):
+    """The file that systemd reads says what `rayserve env` prints on a host, path of the command included."""
+    monkeypatch.setattr(ingress, "_command", lambda command: f"/opt/rayserve/current/bin/{command}")
+    text = render(
+        "ray/templates/ray.env.j2",
+        ray_root="/opt/rayserve",
+        ray_node_ip="192.0.2.1",
+        ray_temp_dir="/r",
+    )
+    lines = [line.partition("=") for line in text.splitlines() if not line.startswith("#")]
+    written = {key: value for key, _, value in lines}
+    wanted = ingress.node_environment(read_plan(str(PLAN)))
+    assert wanted[HAPROXY_BINARY].startswith("/opt")
+    assert wanted.items() <= written.items()
+    assert written.keys() - wanted.keys() == {
+        "RAY_AUTH_TOKEN_PATH", "PATH", "RAY_TMPDIR", "VLLM_CACHE_ROOT", "VLLM_HOST_IP",
+    }  # fmt: skip
+
+
+def test_the_gateway_passes_to_the_revision_alone():
+    """Every path from outside gets the revision's prefix, so that Serve's own paths have no way through."""
+    plan = read_plan(str(PLAN))
+    text = render(
+        "gateway/templates/haproxy.cfg.j2",
+        gateway_max_connections=10,
+        gateway_admin_user="rayserve",
+        gateway_port=443,
+        gateway_servers=["192.0.2.2", "192.0.2.1"],
+    )
+    assert f"http-request set-path /{plan.revision}%[path]\n" in text
+    assert text.count("bind ") == 1
+    assert re.findall(r"server (\S+) (\S+)\n", text) == [
+        ("192.0.2.1", "192.0.2.1:8000"),
+        ("192.0.2.2", "192.0.2.2:8000"),
+    ]
+
+
+def test_the_firewall_opens_the_port_that_the_gateway_listens_on():
+    """Where an inventory names no port, the play of the hosts assumes the default of the role gateway."""
+    port = load(ROOT / "roles/gateway/defaults/main.yml")["gateway_port"]
+    assert f"gateway_port | default({port})" in (ROOT / "playbooks/hosts.yml").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "inventories").glob("*/hosts.yml")), ids=name)
+def test_an_inventory_has_the_hosts_of_its_plan(path):
+    """Each node pool of the plan is a group of as many hosts, each with its address in the cluster."""
+    children = load(path)["all"]["children"]
+    for pool in load(path.parent / "group_vars/all/plan.yml")[PLAN_KEY]["node_pools"]:
+        hosts = children[pool["name"]]["hosts"]
+        assert len(hosts) == pool["hosts"]
+        assert all("node_ip" in about for about in hosts.values())
+    assert len(children["ray_head"]["hosts"]) == 1
+    assert children["gateway"]["hosts"]
