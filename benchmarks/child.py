@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayserve.units import MIB
+
 ROOT = Path(__file__).resolve().parents[1]
-MIB = 2**20
 POLL_S = 0.005
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from rayserve.units import GIB
+
 TABLES = Path(__file__).resolve().parents[1] / "tests" / "cases" / "hostile_configs"
-GIB = 2**30
 SPEC = """\
 rayserve_cluster:
   name: hostile

@@ -26,10 +26,10 @@ from benchmarks.planner_recipes import (
     recipe,
 )
 from rayserve.errors import SpecError, Where
-from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.formats import Target
 from rayserve.planner.weights.tensors import Place, stage_weights
+from rayserve.units import GIB
 
 Record = Mapping[str, Any]
 PLAIN = [

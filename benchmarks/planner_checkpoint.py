@@ -25,7 +25,7 @@ from rayserve.planner.weights.modules import (
     Rotary,
     Tensor,
 )
-from rayserve.planner.weights.scheme import FP8, INT8, MXFP4, PACKED, Scheme
+from rayserve.planner.weights.storage import FP8, INT8, MXFP4, PACKED, Storage
 
 STORAGE_BYTES = {
     "F32": 4, "I32": 4, "I64": 8, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1
@@ -101,27 +101,27 @@ def _stored(architecture: Architecture, module: Module, plain: str) -> Iterator[
 def _matrix(
     architecture: Architecture, module: Linear | Experts, plain: str
 ) -> Iterator[tuple[str, int]]:
-    scheme, element = _scheme(architecture, module), STORAGE_BYTES[plain]
+    storage, element = _storage(architecture, module), STORAGE_BYTES[plain]
     if isinstance(module, Experts):
         held = (module.count, module.width)
-        steps, own = expert_steps(module, scheme, held, element, AS_STORED), 0
+        steps, own = expert_steps(module, storage, held, element, AS_STORED), 0
     else:
-        steps, own = linear_steps(module, scheme, 1, element, AS_STORED), module.element_bytes
+        steps, own = linear_steps(module, storage, 1, element, AS_STORED), module.element_bytes
     kept = "F32" if own == STORAGE_BYTES["F32"] else plain
     for name, size in steps:
-        yield _storage(name.rpartition(".")[2], scheme, kept), size
+        yield _dtype(name.rpartition(".")[2], storage, kept), size
 
 
-def _scheme(architecture: Architecture, module: Linear | Experts) -> Scheme | None:
+def _storage(architecture: Architecture, module: Linear | Experts) -> Storage | None:
     formats = architecture.quantization
     if formats is None or (isinstance(module, Linear) and not module.quantizable):
         return None
-    return formats.scheme(module.name, module.parts, expert=isinstance(module, Experts))
+    return formats.storage(module.name, module.parts, expert=isinstance(module, Experts))
 
 
-def _storage(part: str, scheme: Scheme | None, plain: str) -> str:
+def _dtype(part: str, storage: Storage | None, plain: str) -> str:
     """The storage type of one tensor of a matrix."""
-    if scheme is None or part.endswith("bias"):
+    if storage is None or part.endswith("bias"):
         return plain
     if part == "shape":
         return "I64"
@@ -130,7 +130,9 @@ def _storage(part: str, scheme: Scheme | None, plain: str) -> str:
     if part in {"input_scale", "globals"}:
         return "F32"
     if part.endswith("scale"):
-        if scheme.kind == PACKED:
+        if storage.kind == PACKED:
             return plain
-        return "F32" if scheme.kind in {FP8, INT8} else "U8" if scheme.kind == MXFP4 else "F8_E4M3"
-    return {FP8: "F8_E4M3", INT8: "I8", PACKED: "I32"}.get(scheme.kind, "U8")
+        return (
+            "F32" if storage.kind in {FP8, INT8} else "U8" if storage.kind == MXFP4 else "F8_E4M3"
+        )
+    return {FP8: "F8_E4M3", INT8: "I8", PACKED: "I32"}.get(storage.kind, "U8")

@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.child import MIB, Child, rayserve
+from benchmarks.child import Child, rayserve
 from benchmarks.planner_bars import Bar, write_part
+from rayserve.units import MIB
 
 MOST_S = 1.0
 MOST_MIB = 150e6 / MIB

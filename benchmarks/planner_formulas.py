@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.planner_checkpoint import Checkpoint
-
-GIB = 2**30
+from rayserve.units import GIB
 
 
 @dataclass(frozen=True)

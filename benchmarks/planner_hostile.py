@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.child import MIB, Child, rayserve
+from benchmarks.child import Child, rayserve
 from benchmarks.hostile_files import Hostile, cases, prepare
 from benchmarks.planner_bars import Bar, write_part
+from rayserve.units import MIB
 
 MOST_S = 2.0
 MOST_MIB = 200e6 / MIB

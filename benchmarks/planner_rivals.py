@@ -51,7 +51,7 @@ from benchmarks.planner_scores import (
 )
 from rayserve.errors import RayserveError
 from rayserve.planner.memory.estimate import Estimate, Setup, estimate
-from rayserve.planner.units import GIB
+from rayserve.units import GIB
 
 Case = Mapping[str, Any]
 OURS = "rayserve"

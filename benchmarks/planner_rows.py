@@ -14,10 +14,10 @@ from rayserve.planner.kv.cache import CacheCapacity, cache_capacity, cache_layou
 from rayserve.planner.kv.caches import layer_caches
 from rayserve.planner.memory.estimate import Estimate, Setup, cache_settings, estimate
 from rayserve.planner.memory.versions import Batch, Runner, default_batch, version_facts
-from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.modules import MLA
 from rayserve.planner.weights.tensors import stage_weights
+from rayserve.units import GIB
 
 NAMES = (
     (r"a100.*40|40.*a100", "A100-40GB-SXM"),

@@ -35,7 +35,7 @@ def main() -> None:
     """Serve one very large language model on your own GPU hosts.
 
     Exit codes: 0 done, 1 failed, 2 input is wrong, 3 does not fit, 4 this machine is not ready,
-    5 did not start.
+    5 did not start, 141 the reader of a pipe went away.
     """
 
 

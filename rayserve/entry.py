@@ -1,24 +1,46 @@
-"""How does every `rayserve` command end? With an exit code and one message, and never a traceback."""
+"""How does every `rayserve` command end? With an exit code and one message, and never a traceback.
+
+A command that fails raises an error of `rayserve.errors`, which decides the code. What is printed may
+fail too: the reader of a pipe goes away (`rayserve plan | head -1`), or a disk is full. Python would
+find that late, and tell it with a traceback or, as it ends, with code 120.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import json
+import os
 import sys
-from typing import Any, Final, NoReturn
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from rayserve.errors import RayserveError, UsageError
+from rayserve.errors import OutputError, RayserveError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 FORMAT: Final = 1
-"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key goes or changes."""
+"""Version of the JSON of `plan` and of errors (docs/json.md); it grows when a key changes its meaning
+or goes.
+"""
 YOUNG_OBJECTS: Final = 100_000
 """Made between two searches for garbage: what a command makes lives about as long as the command."""
+BROKEN_PIPE: Final = 141
+"""What a shell shows for a command that SIGPIPE ended: its reader has seen enough, it has not failed."""
 
 
 class Commands(click.Group):
     """A group that ends a command with the error's own exit code, and with JSON under `--json`."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run as a process: whatever a command prints goes through a checked stdout."""
+        with _checked_stdout():
+            return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the group's own options; a wrong one is JSON too under `--json`."""
@@ -33,12 +55,12 @@ class Commands(click.Group):
         gc.set_threshold(YOUNG_OBJECTS)
         try:
             return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort, OutputError):
+            raise  # click, or `main`, ends the process as it should
         except RayserveError as error:
             _fail(error, as_json=_wants_json())
         except click.ClickException as error:
             _fail_usage(error)
-        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click ends the process as it should
         except Exception as error:  # noqa: BLE001 - entry of a process: no traceback for a person
             _fail(_unexpected(error), as_json=_wants_json())
         finally:
@@ -72,5 +94,65 @@ def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
     if as_json:
         click.echo(json.dumps({"format": FORMAT, **error.as_dict()}, ensure_ascii=False))
     else:
-        click.echo(f"error: {error.message()}", err=True)
+        with contextlib.suppress(OSError):  # nobody reads stderr: the exit code still tells
+            click.echo(f"error: {error.message()}", err=True)
     raise SystemExit(error.exit_code)
+
+
+# ── stdout ────────────────────────────────────────────────────────────────────────────────────────
+@contextlib.contextmanager
+def _checked_stdout() -> Iterator[None]:
+    """Meanwhile, `sys.stdout` ends the process at the first write that fails."""
+    if sys.stdout is None:  # closed by whoever started us: nobody wants to read
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield
+        return
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # a stand-in without a file behind it, in memory
+        yield
+        return
+    checked = io.TextIOWrapper(
+        io.BufferedWriter(_Stdout(descriptor, "w", closefd=False)),
+        encoding=sys.stdout.encoding,
+        errors=sys.stdout.errors,
+        line_buffering=bool(sys.stdout.line_buffering),
+    )
+    try:
+        with contextlib.redirect_stdout(checked):
+            try:
+                yield
+            finally:
+                checked.flush()
+    except OutputError as error:
+        _fail(error, as_json=False)
+
+
+class _Stdout(io.FileIO):
+    """The file behind `sys.stdout`, which tells apart why it cannot be written."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write some of `data`, and say how many bytes.
+
+        Raises:
+            SystemExit: the reader went away.
+            OutputError: the system refused it.
+        """
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            self._discard_the_rest()
+            raise SystemExit(BROKEN_PIPE) from None
+        except OSError as error:
+            self._discard_the_rest()
+            raise OutputError(
+                "standard output that can be written",
+                found=error.strerror or str(error),
+                do="make room, or send the output elsewhere; files that were written are complete",
+            ) from None
+
+    def _discard_the_rest(self) -> None:
+        """What is buffered is flushed as Python ends: into nothing, so that it does not fail again."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)

@@ -1,6 +1,7 @@
 """What can go wrong, and the exit code that each kind of failure ends a command with.
 
     RayserveError                1
+    ├── OutputError              1   standard output cannot be written
     ├── UsageError               2   the command line is wrong
     ├── InputError               2   a file that people write is wrong
     │   ├── SpecError            2   cluster.yml: unknown key, wrong unit, impossible combination
@@ -87,6 +88,10 @@ def _rebuild(
     kind: type[RayserveError], needed: str, found: str, do: str, where: Where | None
 ) -> RayserveError:
     return kind(needed, found=found, do=do, where=where)
+
+
+class OutputError(RayserveError):
+    """Standard output cannot be written: its disk is full, or it is closed."""
 
 
 class UsageError(RayserveError):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rayserve.plan import ReplicaPlan
+from rayserve.units import MIB
 
 SCHEMA = 2
 """Of the lines. Those of 1 had no `schema` and did not say of which model and GPU they are."""
@@ -25,7 +26,6 @@ MOST_STARTS = 100
 MOST_LINE_BYTES = 256 * 1024
 MOST_RANKS = 4096
 LONGEST_S = 7 * 86400.0
-MIB = 2**20
 
 CHANGES_NO_MEMORY = frozenset(
     {

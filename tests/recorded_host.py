@@ -22,8 +22,8 @@ from rayserve.health.facts.gpu import read_fabric_facts, read_gpu_facts
 from rayserve.health.facts.host import read_host_facts
 from rayserve.health.facts.run import Output
 from rayserve.health.results import CheckResult
+from rayserve.units import GIB
 
-GIB = 2**30
 KERNEL, DRIVER = "6.8.0-85-generic", "580.95.05"
 GPUS, SWITCHES = 8, 6
 WANTED = Wanted(

@@ -9,8 +9,8 @@ from rayserve.plan import Plan, ReplicaPlan
 from rayserve.planner.memory.budget import requested_bytes
 from rayserve.serving.ledger import StartLedger
 from rayserve.starts import Ledger, identity, read_starts
+from rayserve.units import GIB
 
-GIB = 2**30
 A100 = {"device_name": "NVIDIA A100-SXM4-80GB", "total_bytes": int(79.25 * GIB)}
 PHASES = {
     "import": 10.0,

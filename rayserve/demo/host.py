@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from rayserve.errors import HostError
+from rayserve.units import MIB
 
-MIB = 1024**2
 OBJECT_STORE_BYTES = 128 * MIB
 """Ray's object store; Serve passes nothing large through it. Ray refuses less than 75 MiB."""
 MESSAGE_QUEUE_BYTES = 192 * MIB

@@ -28,8 +28,8 @@ from rayserve.health.results import Check, CheckResult, metrics
 from rayserve.inventory import current, write_all
 from rayserve.plan import Plan
 from rayserve.planner.catalogue import gpus
+from rayserve.units import MIB
 
-MIB = 2**20
 RAY_PORTS = (6379, 8265)
 """Of Ray's GCS and dashboard, on the head."""
 HAPROXY_PORTS = (8404, 9101)

@@ -41,11 +41,11 @@ from rayserve.planner.subject import (
     unused_keys,
 )
 from rayserve.planner.timing import read_timing
-from rayserve.planner.units import MIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.tensors import Place, weights_bytes
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
+from rayserve.units import MIB
 
 LOAD_SHARE = 0.75
 """Share of max_num_seqs in use above which another replica is asked for."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import yaml
 
 from rayserve.errors import SpecError
-from rayserve.planner.units import GIB
 from rayserve.spec import ClusterSpec, NodePool, nearest
+from rayserve.units import GIB
 
 CPU = "cpu"
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -17,8 +17,8 @@ from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.calibration import Measured, measured_start
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import VersionFacts
-from rayserve.planner.units import GIB
 from rayserve.starts import LEDGER, LONGEST_S, Ledger, Start, config_sha256, settings_sha256
+from rayserve.units import GIB
 
 SAME_TOTAL = 0.01
 """How far the totals that drivers report for one model of GPU lie apart: 79.15 and 79.25 GiB of an A100

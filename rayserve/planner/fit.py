@@ -39,10 +39,10 @@ from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.uncounted import uncounted
-from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.wishes import expected, fine_graphs
 from rayserve.spec import ClusterSpec
+from rayserve.units import GIB
 
 BLOCK_TOKENS = 16
 LORA_BASIS = "LoRA slots: a bound"

@@ -25,9 +25,9 @@ from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.timing import Timing, spread
-from rayserve.planner.units import GIB
 from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
+from rayserve.units import GIB
 
 LEAST_LEN = 2048
 FULL_SEQS = 8

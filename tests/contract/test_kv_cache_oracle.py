@@ -30,8 +30,8 @@ from rayserve.planner.kv.layers import (
     mamba2_state_bytes,
     state_layer,
 )
+from rayserve.units import GIB
 
-GIB = 2**30
 FULL, SLIDING, CHUNKED = CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED
 
 

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from rayserve import cli
 from rayserve.errors import DoesNotFitError, HostError, SpecError, StartError, Where
-from rayserve.health.checks.install import MIB, InstallFacts
+from rayserve.health.checks.install import InstallFacts
+from rayserve.units import MIB
 from tests.golden_specs import GOLDEN
 
 HEAVY = ("ray", "vllm", "torch", "transformers", "fastapi", "pydantic", "numpy")

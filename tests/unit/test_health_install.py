@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rayserve.health.checks.install import MIB, ImportFact, InstallFacts, check_install
+from rayserve.health.checks.install import ImportFact, InstallFacts, check_install
 from rayserve.health.facts.install import parse_imports
 from rayserve.health.results import CheckResult, Status, failures, render
+from rayserve.units import MIB
 
 IMPORTS = (
     ImportFact("torch", 2.0),

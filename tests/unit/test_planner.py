@@ -15,11 +15,11 @@ from rayserve.planner import build_plan
 from rayserve.planner.catalogue import gpus, ray_labels
 from rayserve.planner.memory.simple import Cut, kv_bytes_per_token, lora_bytes, weights_bytes
 from rayserve.planner.profile import read_profile, scaled_bits
-from rayserve.planner.units import GIB
 from rayserve.planner.views.terminal import table
 from rayserve.planner.weights.architecture import read_architecture
 from rayserve.planner.weights.tensors import stored_bytes
 from rayserve.spec import parse_spec
+from rayserve.units import GIB
 from tests.bad_specs import CASES, CONFIG, ROOT
 from tests.plans import merged, planned
 from tests.yaml_text import load_yaml

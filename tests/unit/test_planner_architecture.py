@@ -334,7 +334,7 @@ def test_mixed_precision_gives_each_matrix_its_own_format():
     model = read(LLAMA | {"quantization_config": MIXED})
     formats = model.quantization
     kinds = [
-        formats.scheme(
+        formats.storage(
             linear(model.layers[index], name).name, linear(model.layers[index], name).parts
         )
         for index, name in ((0, "qkv_proj"), (0, "gate_up_proj"), (0, "down_proj"), (1, "qkv_proj"))
@@ -360,7 +360,7 @@ def test_gptq_may_leave_modules_or_give_them_other_bits():
     rules = {"-:.*\\.down_proj": {}, "+:.*\\.layers\\.1\\..*": {"bits": 8, "group_size": -1}}
     model = read(LLAMA | {"quantization_config": GPTQ | {"dynamic": rules}})
     found = {
-        (index, name): model.quantization.scheme(
+        (index, name): model.quantization.storage(
             linear(model.layers[index], name).name, linear(model.layers[index], name).parts
         )
         for index in (0, 1)
@@ -377,9 +377,9 @@ def test_gptq_of_some_modules_leaves_the_others():
     listed = {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj"]]}
     model = read(LLAMA | {"quantization_config": GPTQ | listed})
     layer = model.layers[0]
-    assert model.quantization.scheme(linear(layer, "qkv_proj").name) is None
+    assert model.quantization.storage(linear(layer, "qkv_proj").name) is None
     gate = linear(layer, "gate_up_proj")
-    assert model.quantization.scheme(gate.name, gate.parts).bits == 4
+    assert model.quantization.storage(gate.name, gate.parts).bits == 4
 
 
 def test_ignored_modules_stay_unquantized():
@@ -389,11 +389,11 @@ def test_ignored_modules_stay_unquantized():
         LLAMA | {"quantization_config": {"quant_method": "fp8", "ignored_layers": ignore}}
     ).quantization
     parts = ("q_proj", "k_proj", "v_proj")
-    assert formats.scheme("model.layers.0.self_attn.qkv_proj", parts) is None
-    assert formats.scheme("model.layers.1.mlp.down_proj") is None
-    assert formats.scheme("model.layers.2.mlp.down_proj") is None
-    assert formats.scheme("model.layers.10.mlp.down_proj") is not None
-    assert formats.scheme("model.layers.3.self_attn.qkv_proj", parts) is not None
+    assert formats.storage("model.layers.0.self_attn.qkv_proj", parts) is None
+    assert formats.storage("model.layers.1.mlp.down_proj") is None
+    assert formats.storage("model.layers.2.mlp.down_proj") is None
+    assert formats.storage("model.layers.10.mlp.down_proj") is not None
+    assert formats.storage("model.layers.3.self_attn.qkv_proj", parts) is not None
 
 
 def test_only_the_experts_of_gpt_oss_are_in_four_bits():
@@ -409,8 +409,8 @@ def test_only_the_experts_of_gpt_oss_are_in_four_bits():
     )
     layer = model.layers[0]
     experts = next(module for module in layer.modules if isinstance(module, Experts))
-    assert model.quantization.scheme(experts.name, experts.parts, expert=True).kind == "mxfp4"
-    assert model.quantization.scheme(linear(layer, "qkv_proj").name) is None
+    assert model.quantization.storage(experts.name, experts.parts, expert=True).kind == "mxfp4"
+    assert model.quantization.storage(linear(layer, "qkv_proj").name) is None
     assert layer.attention.sinks
 
 
@@ -423,6 +423,9 @@ def test_only_the_experts_of_gpt_oss_are_in_four_bits():
         (126, 4, (31, 32, 32, 31)),
         (61, 2, (31, 30)),
         (35, 4, (9, 9, 9, 8)),
+        (61, 4, (15, 15, 16, 15)),
+        (7, 3, (2, 3, 2)),
+        (8, 3, (3, 3, 2)),
     ],
 )
 def test_layers_that_do_not_divide_go_before_the_last_stage(layers, pipeline, expected):

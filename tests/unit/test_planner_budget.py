@@ -36,7 +36,7 @@ from rayserve.planner.memory.terms import (
     non_torch,
 )
 from rayserve.planner.memory.versions import version_facts
-from rayserve.planner.units import GIB, MIB
+from rayserve.units import GIB, MIB
 
 LLAMA_8B = Work(step_tokens=8192, seqs=1024, hidden=4096, padded_vocab=128256, mlp_width=14336)
 PHI_4 = Work(step_tokens=2048, seqs=256, hidden=5120, padded_vocab=100352, mlp_width=17920)

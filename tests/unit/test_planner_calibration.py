@@ -14,7 +14,7 @@ from rayserve.planner.memory.calibration import Shape, calibrate, measured_start
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.terms import GraphMemory
 from rayserve.planner.memory.versions import Batch, version_facts
-from rayserve.planner.units import GIB, MIB
+from rayserve.units import GIB, MIB
 from tests.golden_specs import GOLDEN, plan_of
 from tests.start_lines import ledger_of, rank_memory, start_line
 

@@ -36,8 +36,8 @@ from rayserve.planner.kv.layers import (
     mamba2_state_bytes,
     state_layer,
 )
+from rayserve.units import GIB
 
-GIB = 2**30
 FULL, SLIDING, CHUNKED = CacheKind.FULL, CacheKind.SLIDING, CacheKind.CHUNKED
 V0_19 = cache_rules((0, 19))
 

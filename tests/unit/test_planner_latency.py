@@ -30,7 +30,7 @@ from rayserve.planner.speed.rooflines import (
     multiplying,
     reading,
 )
-from rayserve.planner.units import MIB
+from rayserve.units import MIB
 
 A100, H100 = gpus()["A100-80GB-SXM"], gpus()["H100-80GB-SXM"]
 EIGHT_A100 = Setting(gpu=A100, step_tokens=2048, tensor=8)

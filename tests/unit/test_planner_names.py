@@ -11,7 +11,7 @@ from rayserve.errors import SpecError, Where
 from rayserve.planner.support.names import check_names, is_slow
 from rayserve.planner.weights.module_names import _literal
 from rayserve.planner.weights.quantization import EXACT, PART, WILDCARD, Quantization
-from rayserve.planner.weights.scheme import Scheme
+from rayserve.planner.weights.storage import Storage
 
 HERE = Where("config.json")
 
@@ -99,10 +99,10 @@ def test_long_lists_of_whole_names_pass(raw):
 )
 def test_names_are_matched_as_the_method_does(matching, ignored, name, skipped):
     """Whole, as a part, or by wildcards; modules above a name count, and spellings of other trees."""
-    scheme = Scheme("fp8")
-    formats = Quantization("x", ((("Linear",), scheme),), ignored, matching)
-    assert (formats.scheme(name) is None) is skipped
-    assert (formats.scheme(name) is None) is skipped  # the second time from memory
+    storage = Storage("fp8")
+    formats = Quantization("x", ((("Linear",), storage),), ignored, matching)
+    assert (formats.storage(name) is None) is skipped
+    assert (formats.storage(name) is None) is skipped  # the second time from memory
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_a_wildcard_is_looked_for_by_text_that_it_asks_for(pattern, literal):
 def test_the_most_that_is_let_through_is_matched_in_seconds():
     """The names of 125 layers against 2000 wildcards."""
     formats = Quantization(
-        "modelopt", ((("Linear",), Scheme("fp8")),), tuple(f"*x{n}*y*" for n in range(2000)), WILDCARD
+        "modelopt", ((("Linear",), Storage("fp8")),), tuple(f"*x{n}*y*" for n in range(2000)), WILDCARD
     )  # fmt: skip
     began = time.process_time()
     for layer in range(125):
         for part in ("qkv", "o_proj", "gate_up", "down_proj"):
-            assert formats.scheme(f"model.layers.{layer}.mlp.{part}") is not None
+            assert formats.storage(f"model.layers.{layer}.mlp.{part}") is not None
     assert time.process_time() - began < 10

@@ -25,8 +25,8 @@ from benchmarks.planner_scores import (
     shared,
     verdict_table,
 )
+from rayserve.units import GIB
 
-GIB = 2**30
 LLAMA = {
     "model": "meta-llama/Llama-3.1-8B-Instruct", "architectures": ["LlamaForCausalLM"],
     "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,

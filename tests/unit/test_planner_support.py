@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from rayserve.errors import Where
-from rayserve.planner.support.divisibility import CutShape, check_cut, stage_layers, tensor_sizes
+from rayserve.planner.support.divisibility import CutShape, check_cut, tensor_sizes
 from rayserve.planner.support.host_limits import QUEUE_BYTES, HostFacts, check_host, shm_bytes
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import (
@@ -21,8 +21,8 @@ from rayserve.planner.support.precision import (
 )
 from rayserve.planner.support.reading import parse_config
 from rayserve.planner.support.schemes import ONLINE, Scheme, schemes_of
-from rayserve.planner.units import GIB
 from rayserve.planner.weights.architecture import read_architecture
+from rayserve.units import GIB
 from tests.bad_specs import ROOT
 
 LLAMA_405B = CutShape(
@@ -480,22 +480,6 @@ def test_ranks_beyond_a_host_are_refused():
     """A stage stays on one host."""
     (refusal,) = refused(LLAMA_405B, 16, host=8)
     assert refusal.do.startswith("write tensor: 8")
-
-
-@pytest.mark.parametrize(
-    "layers, stages, expect",
-    [
-        (126, 2, (63, 63)),
-        (61, 2, (31, 30)),
-        (126, 4, (31, 32, 32, 31)),
-        (61, 4, (15, 15, 16, 15)),
-        (7, 3, (2, 3, 2)),
-        (8, 3, (3, 3, 2)),
-    ],
-)
-def test_layers_are_dealt_out_as_in_vllm(layers, stages, expect):
-    """A remainder goes to the stages before the last."""
-    assert stage_layers(layers, stages) == expect
 
 
 def test_stages_and_layers():

@@ -14,7 +14,7 @@ from rayserve.planner.memory.versions import (
     version_facts,
     version_number,
 )
-from rayserve.planner.units import GIB
+from rayserve.units import GIB
 
 A100 = int(79.25 * GIB)
 H100 = int(79.19 * GIB)

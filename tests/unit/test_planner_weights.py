@@ -19,8 +19,9 @@ from rayserve.planner.weights.tensors import (
     stage_weights,
     weights_bytes,
 )
+from rayserve.units import GIB, MIB
 
-KIB, MIB, GIB = 2**10, 2**20, 2**30
+KIB = 2**10
 HOPPER = Target(capability=9.0, version=(0, 19))
 AMPERE = Target(capability=8.0)
 LLAMA_8B = {

@@ -9,8 +9,8 @@ from rayserve.health.checks.host_facts import Clock, HostFacts, Mount
 from rayserve.health.checks.install import check_shm
 from rayserve.health.checks.wanted import Wanted
 from rayserve.health.results import Check, CheckResult
+from rayserve.units import GIB
 
-GIB = 2**30
 NOFILE = 65536
 """A stream takes a few descriptors, HAProxy and Ray some each; the usual soft limit of 1024 breaks at a
 few hundred streams (vllm issue 7920)."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.health.results import CheckResult, Status
+from rayserve.units import MIB
 
 RAY_VERSION = "2.60.0"
 TORCH_VERSION = "2.13.0"
@@ -14,7 +15,6 @@ PYTHON_VERSIONS = ((3, 11), (3, 12))
 
 TORCH_EXTRAS = ("torchvision", "torchaudio", "torchcodec")
 
-MIB = 1024**2
 SHM_NEEDED_BYTES = 256 * MIB
 """vLLM's message queue takes 160 MiB for each group of ranks; a container's default is 64 MiB."""
 SHM_WANTED_BYTES = 2048 * MIB

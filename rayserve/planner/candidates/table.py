@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rayserve.planner.candidates.record import CandidateRow, Comparison, Quality
+from rayserve.units import GIB
 
-GIB = 2**30
 KEPT = 4
 """Unquantized parts that are named."""
 HEAD = (

@@ -135,12 +135,12 @@ def _unquantized(architecture: Architecture) -> list[str]:
     sizes: Counter[str] = Counter()
     for part, module, size in _parameters(architecture):
         if isinstance(module, Linear):
-            scheme = formats.scheme(module.name, module.parts) if module.quantizable else None
+            storage = formats.storage(module.name, module.parts) if module.quantizable else None
         elif isinstance(module, Experts):
-            scheme = formats.scheme(module.name, module.parts, expert=True)
+            storage = formats.storage(module.name, module.parts, expert=True)
         else:
-            scheme = None
-        if scheme is None:
+            storage = None
+        if storage is None:
             sizes[part or _title(module)] += size
     return [f"{name} ({_count(size)})" for name, size in sizes.most_common()]
 

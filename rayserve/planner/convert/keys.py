@@ -26,9 +26,9 @@ from rayserve.planner.convert.draft import (
     veiled,
     whole,
 )
-from rayserve.planner.units import GIB
 from rayserve.spec import nearest
 from rayserve.spec.rules import SERVE_PORTS
+from rayserve.units import GIB
 
 Handler = Callable[[Draft, Setting], None]
 HOST_GPUS = 8

@@ -17,7 +17,7 @@ from typing import Any
 from rayserve.planner.memory.ranges import Range, combined
 from rayserve.planner.memory.terms import GraphMemory
 from rayserve.planner.memory.versions import VersionFacts
-from rayserve.planner.units import GIB
+from rayserve.units import GIB
 
 CONTEXT = Range.gib(0.3, 0.5, 1.0, "CUDA context of a process, outside vLLM's count")
 COMFORT = 0.05

@@ -16,8 +16,8 @@ from rayserve.planner.memory.budget import Terms
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.terms import GraphMemory
 from rayserve.planner.memory.versions import Batch, VersionFacts
-from rayserve.planner.units import GIB, MIB
 from rayserve.starts import RankMemory, Start
+from rayserve.units import GIB, MIB
 
 AGAIN = 0.02
 AGAIN_BYTES = 64 * MIB

@@ -31,8 +31,8 @@ from rayserve.planner.support.precision import capability_of, chosen_backend
 from rayserve.planner.weights.architecture import Architecture, vocab_rows
 from rayserve.planner.weights.formats import FP8_COMPUTE, Target
 from rayserve.planner.weights.modules import MLA, Experts, Layer, Linear, Module, share
-from rayserve.planner.weights.scheme import FP8, INT8, PACKED, Scheme
 from rayserve.planner.weights.stages import stage_range
+from rayserve.planner.weights.storage import FP8, INT8, PACKED, Storage
 from rayserve.planner.weights.tensors import Place, stage_weights
 
 WEIGHTS_LOW, WEIGHTS_HIGH = 0.999, 1.001
@@ -328,30 +328,30 @@ def _experts(
     return terms.Experts(
         top_k=mlp.experts_per_token,
         width=width,
-        kernel=_expert_kernel(_scheme(architecture, routed), setup.capability),
+        kernel=_expert_kernel(_storage(architecture, routed), setup.capability),
         shared_width=share(mlp.shared_width, setup.tensor),
     )
 
 
-def _expert_kernel(scheme: Scheme | None, capability: float) -> terms.ExpertKernel:
-    if scheme is None:
+def _expert_kernel(storage: Storage | None, capability: float) -> terms.ExpertKernel:
+    if storage is None:
         return terms.ExpertKernel.TRITON
-    if scheme.kind == PACKED or (scheme.kind == FP8 and capability < FP8_COMPUTE):
+    if storage.kind == PACKED or (storage.kind == FP8 and capability < FP8_COMPUTE):
         return terms.ExpertKernel.MARLIN
-    return terms.ExpertKernel.TRITON if scheme.kind == FP8 else terms.ExpertKernel.OTHER
+    return terms.ExpertKernel.TRITON if storage.kind == FP8 else terms.ExpertKernel.OTHER
 
 
 def _modules(layers: Iterable[Layer]) -> Iterable[Module]:
     return (module for layer in layers for module in layer.modules)
 
 
-def _scheme(architecture: Architecture, layers: Iterable[Layer]) -> Scheme | None:
+def _storage(architecture: Architecture, layers: Iterable[Layer]) -> Storage | None:
     """The format of the routed experts."""
     formats = architecture.quantization
     experts = next((one for one in _modules(layers) if isinstance(one, Experts)), None)
     if formats is None or experts is None:
         return None
-    return formats.scheme(experts.name, experts.parts, expert=True)
+    return formats.storage(experts.name, experts.parts, expert=True)
 
 
 def _kind(architecture: Architecture, layers: Iterable[Layer]) -> str:
@@ -360,5 +360,5 @@ def _kind(architecture: Architecture, layers: Iterable[Layer]) -> str:
     if formats is None:
         return ""
     fused = (one for one in _modules(layers) if isinstance(one, Linear) and one.parts)
-    schemes = (formats.scheme(one.name, one.parts) for one in fused)
-    return next((scheme.kind for scheme in schemes if scheme is not None), "")
+    storages = (formats.storage(one.name, one.parts) for one in fused)
+    return next((storage.kind for storage in storages if storage is not None), "")

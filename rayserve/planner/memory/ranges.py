@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayserve.planner.units import GIB
+from rayserve.units import GIB
 
 
 @dataclass(frozen=True, slots=True)

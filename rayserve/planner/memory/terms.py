@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Runner, VersionFacts
-from rayserve.planner.units import MIB
+from rayserve.units import MIB
 
 
 class ExpertKernel(StrEnum):

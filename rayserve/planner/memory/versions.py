@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rayserve.engine import VLLM_VERSION
-from rayserve.planner.units import GIB
+from rayserve.units import GIB
 
 Number = tuple[int, int]
 

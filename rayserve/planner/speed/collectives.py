@@ -16,7 +16,7 @@ from bisect import bisect_left
 
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.speed.rooflines import Span
-from rayserve.planner.units import MIB
+from rayserve.units import MIB
 
 KIB = 1024
 SIZES_BYTES = (

@@ -41,7 +41,7 @@ from rayserve.planner.weights.modules import (
     Tensor,
     share,
 )
-from rayserve.planner.weights.scheme import FP8, INT8, NVFP4, PACKED, Scheme
+from rayserve.planner.weights.storage import FP8, INT8, NVFP4, PACKED, Storage
 
 MIXER_SMALL, MIXER_OPERATORS = 3, 5
 """Of a layer's attention, without norms: rotary, the cache write, the merge of attention's parts; the
@@ -98,8 +98,8 @@ def traffic(
 def fp4_compute(architecture: Architecture, gpu: Gpu) -> bool:
     """Some weights are multiplied in 4 bits, for which no rate is known here: fp8's stands in."""
     formats = architecture.quantization
-    schemes = (scheme for _, scheme in formats.groups) if formats is not None else ()
-    return any(scheme is not None and _in_fp4(scheme, gpu) for scheme in schemes)
+    storages = (storage for _, storage in formats.groups) if formats is not None else ()
+    return any(storage is not None and _in_fp4(storage, gpu) for storage in storages)
 
 
 @dataclass(frozen=True)
@@ -146,26 +146,26 @@ def _weights(rank: _Rank) -> Iterator[Weights]:
 def _matrix(rank: _Rank, linear: Linear, *, plain: bool = False) -> Weights:
     """One rank's share of a matrix; `plain`: whatever its format in the checkpoint."""
     formats, element = rank.architecture.quantization, rank.architecture.element_bytes
-    scheme = None
+    storage = None
     if formats is not None and linear.quantizable and not plain:
-        scheme = formats.scheme(linear.name, linear.parts)
+        storage = formats.storage(linear.name, linear.parts)
     inputs, outputs = linear.local(rank.tensor)
-    shape = (linear, scheme, rank.tensor, element, rank.target)
+    shape = (linear, storage, rank.tensor, element, rank.target)
     size = _kept(linear_steps(*shape), linear_after(*shape))
-    return Weights("matrices", _format(scheme, rank.gpu), size, inputs * sum(outputs))
+    return Weights("matrices", _format(storage, rank.gpu), size, inputs * sum(outputs))
 
 
 def _experts(rank: _Rank, experts: Experts, layer: Layer) -> Weights:
     formats, element = rank.architecture.quantization, rank.architecture.element_bytes
-    scheme = None
+    storage = None
     if formats is not None:
-        scheme = formats.scheme(experts.name, experts.parts, expert=True)
+        storage = formats.storage(experts.name, experts.parts, expert=True)
     held = experts.local(rank.tensor, rank.expert_ranks)
-    shape = (experts, scheme, held, element, rank.target)
+    shape = (experts, storage, held, element, rank.target)
     count, width = held
     return Weights(
         "experts",
-        _format(scheme, rank.gpu),
+        _format(storage, rank.gpu),
         _kept(expert_steps(*shape), expert_after(*shape)),
         count * width * experts.hidden * (3 if experts.gated else 2),
         experts=layer.mlp.experts,
@@ -184,21 +184,21 @@ def _kept(*steps: Iterable[Step]) -> int:
     return sum(sizes.values())
 
 
-def _format(scheme: Scheme | None, gpu: Gpu) -> WeightFormat:
-    """How a matrix of this scheme is multiplied; what the chip lacks, `rooflines` widens."""
-    if scheme is None:
+def _format(storage: Storage | None, gpu: Gpu) -> WeightFormat:
+    """How a matrix stored so is multiplied; what the chip lacks, `rooflines` widens."""
+    if storage is None:
         return WeightFormat.BF16
-    if scheme.kind == FP8 or _in_fp4(scheme, gpu):
+    if storage.kind == FP8 or _in_fp4(storage, gpu):
         return WeightFormat.FP8
-    if scheme.kind == INT8:
+    if storage.kind == INT8:
         return WeightFormat.W8A8
-    eight = scheme.kind == PACKED and scheme.bits > 4
+    eight = storage.kind == PACKED and storage.bits > 4
     return WeightFormat.W8A16 if eight else WeightFormat.W4A16
 
 
-def _in_fp4(scheme: Scheme, gpu: Gpu) -> bool:
+def _in_fp4(storage: Storage, gpu: Gpu) -> bool:
     blackwell = gpu.nvidia and gpu.compute_capability >= AFTER_HOPPER
-    return scheme.kind == NVFP4 and scheme.static_input and blackwell
+    return storage.kind == NVFP4 and storage.static_input and blackwell
 
 
 def _grouped(weights: Iterable[Weights]) -> tuple[Weights, ...]:

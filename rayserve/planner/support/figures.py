@@ -1,6 +1,7 @@
 """Is every figure of a config.json a possible number, and do they agree with each other?
 
-Judges what is written, whatever the family: wrong types, impossible sizes, lists of the wrong
+Judges the whole file before anything is made of it (`weights.facts` then reads what one family needs),
+whatever the family: wrong types, impossible sizes, lists of the wrong
 length. The bounds are a few times beyond the largest models known, so that a file with 10^9 layers
 is refused rather than planned for hours.
 """
@@ -13,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rayserve.documents import brief
+from rayserve.engine.models import UNCHANGED
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.names import check_names
 from rayserve.spec import nearest
 
-UNCHANGED = "copy config.json from the checkpoint, unchanged"
 MOST_LAYERS = 1000
 _WIDTH = 2**22
 _HEADS = 2**14

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayserve.planner.support.precision import Finding
-from rayserve.planner.units import GIB, MIB
+from rayserve.units import GIB, MIB
 
 QUEUE_BYTES = 240 * MIB
 """What must be free in /dev/shm when a rank makes its queue of answers: 10 chunks of 24 MiB

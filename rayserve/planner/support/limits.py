@@ -94,7 +94,7 @@ def _shape(
         attention_quantized=_quantized(layer, architecture, ".o_proj", ".dense"),
         mlp_quantized=_quantized(layer, architecture, "down_proj", ".fc2"),
         experts_quantized=any(
-            formats is None or formats.scheme(part.name, part.parts, expert=True) is not None
+            formats is None or formats.storage(part.name, part.parts, expert=True) is not None
             for part in layer.modules
             if isinstance(part, modules.Experts)
         ),
@@ -106,7 +106,7 @@ def _quantized(layer: modules.Layer, architecture: Architecture, *ends: str) -> 
     """Whether one of the layer's matrices with such a name is quantized."""
     formats = architecture.quantization
     return formats is None or any(
-        formats.scheme(part.name, part.parts) is not None
+        formats.storage(part.name, part.parts) is not None
         for part in layer.modules
         if isinstance(part, modules.Linear) and part.name.endswith(ends)
     )

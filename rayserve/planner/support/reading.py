@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.figures import check_figures
-from rayserve.planner.units import MIB
+from rayserve.units import MIB
 
 MAX_CONFIG_BYTES = 4 * MIB
 """A config.json has some KiB; those that list every layer or label, some hundred."""

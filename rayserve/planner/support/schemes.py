@@ -1,6 +1,7 @@
 """Which number formats does a checkpoint hold? Read from its quantization configuration.
 
-A checkpoint may hold several: compressed-tensors lists groups of layers, each with its own.
+A checkpoint may hold several: compressed-tensors lists groups of layers, each with its own. What a
+matrix of such a format takes is `weights.storage`.
 """
 
 from __future__ import annotations

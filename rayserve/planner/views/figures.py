@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rayserve.planner.units import GIB
+from rayserve.units import GIB
 
 KIB_TOKENS = 1024
 

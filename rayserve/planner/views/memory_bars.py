@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rayserve.plan import MemoryEstimate, Plan
 from rayserve.planner.curves import Curves
-from rayserve.planner.units import GIB
 from rayserve.planner.views import figures
 from rayserve.planner.views.markup import Markup, element, folded, joined, table
 from rayserve.planner.views.parts import KV_CACHE, LABELS, Part, memory_bar
+from rayserve.units import GIB
 
 TERM_NAMES = {
     "weights": "weights",

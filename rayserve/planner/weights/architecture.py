@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rayserve.engine.models import UNCHANGED
 from rayserve.errors import Where
 from rayserve.planner.weights import vision
 from rayserve.planner.weights.blocks import layer_count
-from rayserve.planner.weights.facts import COPY, Facts, UnknownModelError
+from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.planner.weights.families import FAMILIES, TOWERS, Family
 from rayserve.planner.weights.modules import COLUMNS, Embedding, Layer, Linear, Module, norm
 from rayserve.planner.weights.names import TEXT_PARTS, canonical
@@ -115,7 +116,7 @@ def _family(facts: Facts) -> tuple[str, Family]:
             "give the checkpoint's folder: with the headers of its files the weights are exact, "
             "and the rest is bounded"
             if names
-            else COPY
+            else UNCHANGED
         ),
         where=facts.where,
     )

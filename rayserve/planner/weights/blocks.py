@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from rayserve.planner.weights.facts import MOST_LAYERS, Facts
+from rayserve.planner.support.figures import MOST_LAYERS
+from rayserve.planner.weights.facts import Facts
 from rayserve.planner.weights.modules import (
     COLUMNS,
     FULL,
@@ -224,3 +226,20 @@ def expert_modules(
         )
     )
     return modules
+
+
+def normed_over_heads(build: Build, facts: Facts) -> Build:
+    """With norms over all heads of queries and of keys, cut by heads."""
+    size = head_size(facts)
+    widths = (facts.count("num_attention_heads") * size, kv_head_count(facts) * size)
+
+    def normed(index: int) -> Layer:
+        layer = build(index)
+        name = f"{layer_name(index)}.self_attn"
+        tensors = (
+            Tensor(f"{name}.q_norm.weight", widths[0], COLUMNS),
+            Tensor(f"{name}.k_norm.weight", widths[1], COLUMNS),
+        )
+        return replace(layer, modules=layer.modules + tensors)
+
+    return normed

@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 from rayserve.documents import brief
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.reading import Index, parse_object
-from rayserve.planner.units import MIB
 from rayserve.spec import nearest
+from rayserve.units import MIB
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 12 * MIB

@@ -16,11 +16,12 @@ from rayserve.planner.weights.blocks import (
     kv_head_count,
     layer_count,
     layer_name,
+    normed_over_heads,
     windows,
 )
 from rayserve.planner.weights.dense import through_transformers
 from rayserve.planner.weights.facts import Facts, UnknownModelError
-from rayserve.planner.weights.modules import COLUMNS, Layer, Module, Tensor
+from rayserve.planner.weights.modules import Layer, Module, Tensor
 from rayserve.planner.weights.rotary import read_rotary
 
 NO_ROTATION = (None, None)
@@ -186,31 +187,14 @@ def cohere(facts: Facts) -> Build:
     local = windows(facts, pattern=4) if facts.has("sliding_window") else None
     sliding = None if local is None else tuple(size + 1 if size else 0 for size in local)
     build = decoder(facts, norms=1, sliding=sliding)
-    return _normed(build, facts) if facts.flag("use_qk_norm", default=False) else build
-
-
-def _normed(build: Build, facts: Facts) -> Build:
-    """With norms over all heads of queries and of keys, cut by heads."""
-    size = head_size(facts)
-    widths = (facts.count("num_attention_heads") * size, kv_head_count(facts) * size)
-
-    def normed(index: int) -> Layer:
-        layer = build(index)
-        name = f"{layer_name(index)}.self_attn"
-        tensors = (
-            Tensor(f"{name}.q_norm.weight", widths[0], COLUMNS),
-            Tensor(f"{name}.k_norm.weight", widths[1], COLUMNS),
-        )
-        return replace(layer, modules=layer.modules + tensors)
-
-    return normed
+    return normed_over_heads(build, facts) if facts.flag("use_qk_norm", default=False) else build
 
 
 def olmo2(facts: Facts) -> Build:
     """OLMo 2 and 3: norms over all heads of queries and keys; OLMo 3 slides in three of four."""
     bias = facts.flag("attention_bias", default=False)
     table = through_transformers(read_rotary(facts, head_size(facts)))
-    return _normed(
+    return normed_over_heads(
         decoder(
             facts,
             qkv_bias=bias,

@@ -15,21 +15,19 @@ from rayserve.planner.weights.blocks import (
     decoder,
     expert_modules,
     head_size,
-    kv_head_count,
     layer_count,
     layer_name,
+    normed_over_heads,
     windows,
 )
 from rayserve.planner.weights.facts import Facts
 from rayserve.planner.weights.modules import (
     CHUNKED,
-    COLUMNS,
     FULL,
     Layer,
     Mlp,
     Module,
     Rotary,
-    Tensor,
     mlp_modules,
 )
 from rayserve.planner.weights.rotary import read_rotary
@@ -338,7 +336,6 @@ def minimax_m2(facts: Facts) -> Build:
         experts_per_token=facts.count("num_experts_per_tok"),
         expert_width=facts.count("intermediate_size"),
     )
-    size = head_size(facts)
     build = decoder(
         facts,
         feed=same(
@@ -350,18 +347,7 @@ def minimax_m2(facts: Facts) -> Build:
             parts=MIXTRAL_PARTS,
         ),
     )
-    widths = (facts.count("num_attention_heads") * size, kv_head_count(facts) * size)
-
-    def with_norms(index: int) -> Layer:
-        layer = build(index)
-        name = f"{layer_name(index)}.self_attn"
-        tensors = (
-            Tensor(f"{name}.q_norm.weight", widths[0], COLUMNS),
-            Tensor(f"{name}.k_norm.weight", widths[1], COLUMNS),
-        )
-        return replace(layer, modules=layer.modules + tensors)
-
-    return with_norms
+    return normed_over_heads(build, facts)
 
 
 def llama4(facts: Facts) -> Build:

@@ -1,4 +1,8 @@
-"""What does a config.json say, and is each figure one that a model can have?"""
+"""What does a config.json say under a name? A typed reader for the code that lays out one family.
+
+`support.figures` has judged the file as a whole by then; a caller that has not asked it gets an error
+from here, too, and never a wrong type.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rayserve.engine.models import UNCHANGED
 from rayserve.errors import SpecError, Where
 
-COPY = "copy config.json from the checkpoint, unchanged"
 MOST = 2**31 - 1
 """No size of a published model is above it; larger figures would only make the plan slow."""
-MOST_LAYERS = 2048
 
 
 class UnknownModelError(SpecError):
@@ -44,7 +47,7 @@ class Facts:
             raise SpecError(
                 f"`{names[0]}` in the model's config.json",
                 found="nothing" if not self.has(names[0]) else "0",
-                do=COPY,
+                do=UNCHANGED,
                 where=self.where,
             )
         return value
@@ -126,6 +129,6 @@ class Facts:
         return SpecError(
             f"`{name}` in config.json to be {needed}",
             found=repr(value)[:80],
-            do=COPY,
+            do=UNCHANGED,
             where=self.where,
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rayserve.planner.weights.allocator import round_up
 from rayserve.planner.weights.modules import Experts, Linear
-from rayserve.planner.weights.scheme import (
+from rayserve.planner.weights.storage import (
     AWQ,
     BLOCK,
     CHANNEL,
@@ -24,7 +24,7 @@ from rayserve.planner.weights.scheme import (
     NVFP4,
     PACKED,
     TENSOR,
-    Scheme,
+    Storage,
 )
 
 Step = tuple[str, int]
@@ -57,30 +57,30 @@ class Target:
 
 
 def linear_steps(
-    linear: Linear, scheme: Scheme | None, tensor: int, element: int, target: Target
+    linear: Linear, storage: Storage | None, tensor: int, element: int, target: Target
 ) -> Iterator[Step]:
     """The tensors of one rank's share of a matrix as it is made, before loading.
 
     Args:
         linear: the matrix.
-        scheme: its format; None for an unquantized one.
+        storage: its format; None for an unquantized one.
         tensor: ranks of the tensor group.
         element: bytes of an element of the activations' type.
         target: hardware and version.
     """
     inputs, outputs = linear.local(tensor)
     rows, name = sum(outputs), linear.name
-    if scheme is None or scheme.online:
+    if storage is None or storage.online:
         yield f"{name}.weight", rows * inputs * (linear.element_bytes or element)
-    elif scheme.kind in {FP8, INT8}:
+    elif storage.kind in {FP8, INT8}:
         yield f"{name}.weight", rows * inputs
-        yield f"{name}.scale", _scale_bytes(scheme, inputs, outputs)
-        if scheme.static_input:
+        yield f"{name}.scale", _scale_bytes(storage, inputs, outputs)
+        if storage.static_input:
             yield f"{name}.input_scale", FLOAT32 * len(outputs)
-    elif scheme.kind == PACKED:
-        yield from _packed_steps(name, scheme, inputs, rows, element, target)
+    elif storage.kind == PACKED:
+        yield from _packed_steps(name, storage, inputs, rows, element, target)
     else:
-        group = 16 if scheme.kind == NVFP4 else 32
+        group = 16 if storage.kind == NVFP4 else 32
         yield f"{name}.weight", rows * inputs // 2
         yield f"{name}.scale", rows * -(-inputs // group)
         yield f"{name}.globals", FLOAT32 * len(outputs)
@@ -88,64 +88,64 @@ def linear_steps(
         yield f"{name}.bias", rows * element
 
 
-def _scale_bytes(scheme: Scheme, inputs: int, outputs: tuple[int, ...]) -> int:
-    if scheme.scale == TENSOR:
+def _scale_bytes(storage: Storage, inputs: int, outputs: tuple[int, ...]) -> int:
+    if storage.scale == TENSOR:
         return FLOAT32 * len(outputs)
-    if scheme.scale == BLOCK:
-        high, wide = scheme.block
+    if storage.scale == BLOCK:
+        high, wide = storage.block
         return FLOAT32 * -(-inputs // wide) * sum(-(-size // high) for size in outputs)
     return FLOAT32 * sum(outputs)
 
 
-def _groups(scheme: Scheme, inputs: int) -> int:
-    return max(1, -(-inputs // scheme.group)) if scheme.group else 1
+def _groups(storage: Storage, inputs: int) -> int:
+    return max(1, -(-inputs // storage.group)) if storage.group else 1
 
 
 def _packed_steps(
-    name: str, scheme: Scheme, inputs: int, rows: int, element: int, target: Target
+    name: str, storage: Storage, inputs: int, rows: int, element: int, target: Target
 ) -> Iterator[Step]:
-    groups = _groups(scheme, inputs)
-    yield f"{name}.weight", rows * inputs * scheme.bits // 8
+    groups = _groups(storage, inputs)
+    yield f"{name}.weight", rows * inputs * storage.bits // 8
     yield f"{name}.scale", rows * groups * element
-    if scheme.layout != COMPRESSED or scheme.zero_points:
-        yield f"{name}.zeros", rows * groups * scheme.bits // 8
-    if scheme.layout == COMPRESSED:
+    if storage.layout != COMPRESSED or storage.zero_points:
+        yield f"{name}.zeros", rows * groups * storage.bits // 8
+    if storage.layout == COMPRESSED:
         yield f"{name}.shape", 16
-    if scheme.layout == GPTQ and target.version < GPTQ_ORDER_KEPT:
+    if storage.layout == GPTQ and target.version < GPTQ_ORDER_KEPT:
         yield f"{name}.g_idx", inputs * 4
 
 
 def linear_after(
-    linear: Linear, scheme: Scheme | None, tensor: int, element: int, target: Target
+    linear: Linear, storage: Storage | None, tensor: int, element: int, target: Target
 ) -> Iterator[Step]:
     """What happens to a matrix's tensors once all weights are loaded: repacked, padded, quantized."""
-    if scheme is None:
+    if storage is None:
         return
     inputs, outputs = linear.local(tensor)
     rows, name = sum(outputs), linear.name
-    if scheme.kind == FP8:
-        if scheme.online:
+    if storage.kind == FP8:
+        if storage.online:
             yield f"{name}.quantized", rows * inputs
-            yield f"{name}.scale", _scale_bytes(scheme, inputs, outputs)
+            yield f"{name}.scale", _scale_bytes(storage, inputs, outputs)
             yield f"{name}.weight", RELEASE
-        made = f"{name}.quantized" if scheme.online else f"{name}.weight"
+        made = f"{name}.quantized" if storage.online else f"{name}.weight"
         if target.rocm:
             # rows with a scale each are left as they are (process_fp8_weight_channel_strategy)
-            if scheme.scale != CHANNEL and inputs % 512 == 0:
+            if storage.scale != CHANNEL and inputs % 512 == 0:
                 yield f"{name}.padded", rows * (inputs + ROCM_PADDING)
                 yield made, RELEASE
         elif target.capability < FP8_COMPUTE:
             yield from _replace(made, f"{name}.marlin", rows * inputs)
-            groups = -(-inputs // scheme.block[1]) if scheme.scale == BLOCK else 1
+            groups = -(-inputs // storage.block[1]) if storage.scale == BLOCK else 1
             yield from _replace(f"{name}.scale", f"{name}.scales", rows * groups * element)
-    elif scheme.kind == PACKED:
-        yield from _packed_after(name, scheme, inputs, rows, element, target)
+    elif storage.kind == PACKED:
+        yield from _packed_after(name, storage, inputs, rows, element, target)
     elif (
-        scheme.kind in {NVFP4, MXFP4}
+        storage.kind in {NVFP4, MXFP4}
         and target.capability >= AFTER_HOPPER
-        and (scheme.static_input or scheme.kind == MXFP4)  # with inputs of 16 bits Marlin runs
+        and (storage.static_input or storage.kind == MXFP4)  # with inputs of 16 bits Marlin runs
     ):
-        group = 16 if scheme.kind == NVFP4 else 32
+        group = 16 if storage.kind == NVFP4 else 32
         tiles = round_up(rows, 128) * round_up(-(-inputs // group), 4)
         yield from _replace(f"{name}.scale", f"{name}.scales", tiles)
 
@@ -156,61 +156,61 @@ def _replace(old: str, new: str, size: int) -> Iterator[Step]:
 
 
 def _packed_after(
-    name: str, scheme: Scheme, inputs: int, rows: int, element: int, target: Target
+    name: str, storage: Storage, inputs: int, rows: int, element: int, target: Target
 ) -> Iterator[Step]:
-    packed, groups = rows * inputs * scheme.bits // 8, _groups(scheme, inputs)
-    zeros = scheme.layout != COMPRESSED or scheme.zero_points
+    packed, groups = rows * inputs * storage.bits // 8, _groups(storage, inputs)
+    zeros = storage.layout != COMPRESSED or storage.zero_points
     machete = (
         HOPPER <= target.capability < AFTER_HOPPER
-        and scheme.group in MACHETE_GROUPS
+        and storage.group in MACHETE_GROUPS
         and inputs % 64 == 0
         and rows % 128 == 0
-        and scheme.layout != AWQ
+        and storage.layout != AWQ
     )
     yield from _replace(f"{name}.weight", f"{name}.repacked", packed)
     if machete:
-        if scheme.zero_points:
+        if storage.zero_points:
             # zero points already multiplied with the scales, in the activations' type
             yield from _replace(f"{name}.zeros", f"{name}.scaled_zeros", rows * groups * element)
         return  # Machete leaves the zero points of a symmetric GPTQ checkpoint where they are
     yield from _replace(f"{name}.scale", f"{name}.scales", rows * groups * element)
-    if scheme.zero_points:
+    if storage.zero_points:
         yield from _replace(f"{name}.zeros", f"{name}.repacked_zeros", packed // inputs * groups)
     elif zeros:
         yield f"{name}.zeros", RELEASE
-    if scheme.layout == GPTQ and target.version < GPTQ_ORDER_KEPT:
+    if storage.layout == GPTQ and target.version < GPTQ_ORDER_KEPT:
         yield f"{name}.g_idx", RELEASE
 
 
 def expert_steps(
-    experts: Experts, scheme: Scheme | None, held: tuple[int, int], element: int, target: Target
+    experts: Experts, storage: Storage | None, held: tuple[int, int], element: int, target: Target
 ) -> Iterator[Step]:
     """The tensors of one rank's experts as they are made; `held` is (experts, width of each)."""
     count, width = held
     hidden, name = experts.hidden, experts.name
-    if scheme is not None and scheme.kind == MXFP4:
+    if storage is not None and storage.kind == MXFP4:
         hidden, width = _mxfp4_sizes(hidden, width, target)
     up = width * (2 if experts.gated else 1)
     first, second = count * up * hidden, count * width * hidden
-    if scheme is None or scheme.online:
+    if storage is None or storage.online:
         yield f"{name}.w13", first * element
         yield f"{name}.w2", second * element
-    elif scheme.kind in {FP8, INT8}:
+    elif storage.kind in {FP8, INT8}:
         yield f"{name}.w13", first
         yield f"{name}.w2", second
         sizes = (width,) * (2 if experts.gated else 1)
-        yield f"{name}.w13_scale", count * _scale_bytes(scheme, hidden, sizes)
-        yield f"{name}.w2_scale", count * _scale_bytes(scheme, width, (hidden,))
+        yield f"{name}.w13_scale", count * _scale_bytes(storage, hidden, sizes)
+        yield f"{name}.w2_scale", count * _scale_bytes(storage, width, (hidden,))
     else:
-        group = scheme.group or max(hidden, width)
-        scale = element if scheme.kind == PACKED else 1
-        yield f"{name}.w13", first * scheme.bits // 8
-        yield f"{name}.w2", second * scheme.bits // 8
+        group = storage.group or max(hidden, width)
+        scale = element if storage.kind == PACKED else 1
+        yield f"{name}.w13", first * storage.bits // 8
+        yield f"{name}.w2", second * storage.bits // 8
         yield f"{name}.w13_scale", count * up * -(-hidden // group) * scale
         yield f"{name}.w2_scale", count * hidden * -(-width // group) * scale
-        if scheme.kind == PACKED and (scheme.layout != COMPRESSED or scheme.zero_points):
-            yield f"{name}.w13_zeros", count * up * -(-hidden // group) * scheme.bits // 8
-            yield f"{name}.w2_zeros", count * hidden * -(-width // group) * scheme.bits // 8
+        if storage.kind == PACKED and (storage.layout != COMPRESSED or storage.zero_points):
+            yield f"{name}.w13_zeros", count * up * -(-hidden // group) * storage.bits // 8
+            yield f"{name}.w2_zeros", count * hidden * -(-width // group) * storage.bits // 8
     if experts.bias:
         yield f"{name}.w13_bias", count * up * element
         yield f"{name}.w2_bias", count * hidden * element
@@ -228,21 +228,21 @@ def _triton_mxfp4(target: Target) -> bool:
 
 
 def expert_after(
-    experts: Experts, scheme: Scheme | None, held: tuple[int, int], element: int, target: Target
+    experts: Experts, storage: Storage | None, held: tuple[int, int], element: int, target: Target
 ) -> Iterator[Step]:
     """What happens to the experts' tensors once all weights are loaded."""
-    if scheme is None:
+    if storage is None:
         return
-    steps = dict(expert_steps(experts, scheme, held, element, target))
+    steps = dict(expert_steps(experts, storage, held, element, target))
     name = experts.name
-    if scheme.kind == MXFP4:
+    if storage.kind == MXFP4:
         yield from _mxfp4_after(experts, held, steps, target)
-    elif scheme.online:
+    elif storage.online:
         for matrix in ("w13", "w2"):
             size = steps[f"{name}.{matrix}"] // element
             yield from _replace(f"{name}.{matrix}", f"{name}.{matrix}_quantized", size)
             yield f"{name}.{matrix}_scale", held[0] * FLOAT32
-    elif scheme.kind == PACKED or (scheme.kind == FP8 and target.capability < FP8_COMPUTE):
+    elif storage.kind == PACKED or (storage.kind == FP8 and target.capability < FP8_COMPUTE):
         for matrix in ("w13", "w2"):
             yield from _replace(
                 f"{name}.{matrix}", f"{name}.{matrix}_repacked", steps[f"{name}.{matrix}"]
@@ -250,19 +250,19 @@ def expert_after(
             yield from _replace(
                 f"{name}.{matrix}_scale",
                 f"{name}.{matrix}_scales",
-                _marlin_scales(experts, scheme, held, matrix, element),
+                _marlin_scales(experts, storage, held, matrix, element),
             )
-            if f"{name}.{matrix}_zeros" in steps and not scheme.zero_points:
+            if f"{name}.{matrix}_zeros" in steps and not storage.zero_points:
                 yield f"{name}.{matrix}_zeros", RELEASE
 
 
 def _marlin_scales(
-    experts: Experts, scheme: Scheme, held: tuple[int, int], matrix: str, element: int
+    experts: Experts, storage: Storage, held: tuple[int, int], matrix: str, element: int
 ) -> int:
     count, width = held
     up = width * (2 if experts.gated else 1)
     outputs, inputs = (up, experts.hidden) if matrix == "w13" else (experts.hidden, width)
-    size = scheme.block[1] if scheme.scale == BLOCK else scheme.group
+    size = storage.block[1] if storage.scale == BLOCK else storage.group
     groups = -(-inputs // size) if size else 1
     return count * outputs * groups * element
 

@@ -13,7 +13,7 @@ from rayserve.errors import SpecError
 from rayserve.planner.support import schemes
 from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.planner.weights.module_names import EXACT, PART, WILDCARD, Names
-from rayserve.planner.weights.scheme import (
+from rayserve.planner.weights.storage import (
     AWQ,
     BLOCK,
     CHANNEL,
@@ -25,7 +25,7 @@ from rayserve.planner.weights.scheme import (
     NVFP4,
     PACKED,
     TENSOR,
-    Scheme,
+    Storage,
 )
 
 GROUP_LIMIT = 2**20
@@ -55,22 +55,22 @@ class Quantization:
     """A checkpoint's formats."""
 
     method: str
-    groups: tuple[tuple[tuple[str, ...], Scheme | None], ...]
-    """(targets, scheme), the first match wins; the target "Linear" matches every matrix."""
+    groups: tuple[tuple[tuple[str, ...], Storage | None], ...]
+    """(targets, storage), the first match wins; the target "Linear" matches every matrix."""
     ignored: tuple[str, ...] = ()
     matching: str = EXACT
     experts_only: bool = False
     head: bool = False
     """The output head is quantized too."""
-    _found: dict[tuple[str, tuple[str, ...], bool], Scheme | None] = field(
+    _found: dict[tuple[str, tuple[str, ...], bool], Storage | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _names: dict[int, Names] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Of each tuple of this object, by its identity: a list of every expert is long to hash."""
 
-    def scheme(
+    def storage(
         self, name: str, parts: tuple[str, ...] = (), *, expert: bool = False
-    ) -> Scheme | None:
+    ) -> Storage | None:
         """The format of a matrix; None where it stays unquantized.
 
         A fused matrix is left alone when the parts it is made of are (`is_layer_skipped` of
@@ -81,20 +81,20 @@ class Quantization:
             self._found[key] = self._look_up(name, parts, expert=expert)
         return self._found[key]
 
-    def _look_up(self, name: str, parts: tuple[str, ...], *, expert: bool) -> Scheme | None:
+    def _look_up(self, name: str, parts: tuple[str, ...], *, expert: bool) -> Storage | None:
         if self.experts_only and not expert:
             return None
         stem, _, last = name.rpartition(".")
         whole = [f"{stem}.{part}" if not expert else f"{name}.0.{part}" for part in parts] or [name]
         if self._matches(name, self.ignored) or any(self._matches(x, self.ignored) for x in whole):
             return None
-        for targets, scheme in self.groups:
+        for targets, storage in self.groups:
             if "Linear" in targets or any(self._matches(x, targets) for x in (name, *whole)):
-                return scheme
+                return storage
             if expert and "FusedMoE" in targets:
-                return scheme
+                return storage
             if last in targets:
-                return scheme
+                return storage
         return None
 
     def _matches(self, name: str, patterns: tuple[str, ...]) -> bool:
@@ -165,7 +165,7 @@ def _online(flag: str, facts: Facts) -> Quantization | None:
         raise _unknown(f"`--quantization {flag}` and a config.json without quantization", facts)
     scale = ONLINE[flag]
     block = (128, 128) if scale == BLOCK else (0, 0)
-    return Quantization(flag, ((("Linear",), Scheme(FP8, scale, block=block, online=True)),))
+    return Quantization(flag, ((("Linear",), Storage(FP8, scale, block=block, online=True)),))
 
 
 def _ignored(stated: Facts) -> tuple[str, ...]:
@@ -178,14 +178,14 @@ def _fp8(stated: Facts) -> Quantization:
     if block and len(block) != 2:
         raise stated.wrong("weight_block_size", "two whole numbers", block)
     static = stated.text("activation_scheme", "dynamic") == "static"
-    scheme = Scheme(FP8, TENSOR, static_input=static)
+    storage = Storage(FP8, TENSOR, static_input=static)
     if block:
-        scheme = Scheme(FP8, BLOCK, block=(block[0], block[1]))
-    return Quantization("fp8", ((("Linear",), scheme),), _ignored(stated))
+        storage = Storage(FP8, BLOCK, block=(block[0], block[1]))
+    return Quantization("fp8", ((("Linear",), storage),), _ignored(stated))
 
 
 def _fbgemm(stated: Facts) -> Quantization:
-    return Quantization("fbgemm_fp8", ((("Linear",), Scheme(FP8, CHANNEL)),), _ignored(stated))
+    return Quantization("fbgemm_fp8", ((("Linear",), Storage(FP8, CHANNEL)),), _ignored(stated))
 
 
 def _packed(stated: Facts) -> Quantization:
@@ -196,11 +196,11 @@ def _packed(stated: Facts) -> Quantization:
     packing = stated.text("packing_format", stated.text("backend"))
     awq = method == "awq" or "awq" in packing
     zeros = stated.flag("zero_point", default=True) if awq else not stated.flag("sym", default=True)
-    scheme = Scheme(
+    storage = Storage(
         PACKED, GROUP, bits=bits, group=group, zero_points=zeros, layout=AWQ if awq else GPTQ
     )
     head = stated.flag("lm_head", default=False)
-    groups = (*_overrides(stated, scheme), (_quantized_parts(stated), scheme))
+    groups = (*_overrides(stated, storage), (_quantized_parts(stated), storage))
     return Quantization(method, groups, _ignored(stated), PART, head=head)
 
 
@@ -222,37 +222,39 @@ def _quantized_parts(stated: Facts) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _overrides(stated: Facts, scheme: Scheme) -> tuple[tuple[tuple[str, ...], Scheme | None], ...]:
+def _overrides(
+    stated: Facts, storage: Storage
+) -> tuple[tuple[tuple[str, ...], Storage | None], ...]:
     """GPTQModel's `dynamic`: "-:pattern" leaves modules as they are, others change bits or group
     (get_dynamic_override of quantization/utils/gptq_utils.py).
     """
     rules = stated.inner("dynamic")
-    found: list[tuple[tuple[str, ...], Scheme | None]] = []
+    found: list[tuple[tuple[str, ...], Storage | None]] = []
     for pattern in rules.data if rules is not None else ():
         own = rules.inner(str(pattern)) if rules is not None else None
         text = str(pattern)
         if text.startswith("-:"):
             found.append(((f"re:{text[2:]}",), None))
         elif own is not None:
-            bits = own.count("bits", default=scheme.bits, most=8)
-            group = _group_size(own) if own.has("group_size") else scheme.group
-            changed = replace(scheme, bits=bits, group=group)
+            bits = own.count("bits", default=storage.bits, most=8)
+            group = _group_size(own) if own.has("group_size") else storage.group
+            changed = replace(storage, bits=bits, group=group)
             found.append(((f"re:{text.removeprefix('+:')}",), changed))
     return tuple(found)
 
 
 def _mxfp4(stated: Facts) -> Quantization:
-    scheme = Scheme(MXFP4, GROUP, bits=4, group=32)
-    groups = ((("Linear",), scheme),)
+    storage = Storage(MXFP4, GROUP, bits=4, group=32)
+    groups = ((("Linear",), storage),)
     return Quantization("mxfp4", groups, _ignored(stated), WILDCARD, experts_only=True)
 
 
 MODELOPT = {
-    "FP8": Scheme(FP8, TENSOR, static_input=True),
-    "FP8_PER_CHANNEL_PER_TOKEN": Scheme(FP8, CHANNEL),
-    "FP8_PB_WO": Scheme(FP8, BLOCK, block=(128, 128)),
-    "NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16, static_input=True),
-    "W4A16_NVFP4": Scheme(NVFP4, GROUP, bits=4, group=16),
+    "FP8": Storage(FP8, TENSOR, static_input=True),
+    "FP8_PER_CHANNEL_PER_TOKEN": Storage(FP8, CHANNEL),
+    "FP8_PB_WO": Storage(FP8, BLOCK, block=(128, 128)),
+    "NVFP4": Storage(NVFP4, GROUP, bits=4, group=16, static_input=True),
+    "W4A16_NVFP4": Storage(NVFP4, GROUP, bits=4, group=16),
 }
 
 
@@ -294,8 +296,8 @@ def _quark(stated: Facts) -> Quantization:
     if kind not in {"fp8_e4m3", "int8"}:
         raise _unknown(f"`{kind}` as weights of quark", stated)
     scale = TENSOR if shape == "per_tensor" else CHANNEL
-    scheme = Scheme(FP8 if kind == "fp8_e4m3" else INT8, scale, static_input=kind == "fp8_e4m3")
-    return Quantization("quark", ((("Linear",), scheme),), _ignored(stated), WILDCARD)
+    storage = Storage(FP8 if kind == "fp8_e4m3" else INT8, scale, static_input=kind == "fp8_e4m3")
+    return Quantization("quark", ((("Linear",), storage),), _ignored(stated), WILDCARD)
 
 
 def _compressed(stated: Facts) -> Quantization:
@@ -308,11 +310,11 @@ def _compressed(stated: Facts) -> Quantization:
         if group is None:
             continue
         targets = group.words("targets") or ("Linear",)
-        groups.append((targets, _group_scheme(group, stated)))
+        groups.append((targets, _group_storage(group, stated)))
     return Quantization("compressed-tensors", tuple(groups), _ignored(stated))
 
 
-def _group_scheme(group: Facts, stated: Facts) -> Scheme | None:
+def _group_storage(group: Facts, stated: Facts) -> Storage | None:
     weights = group.inner("weights")
     if weights is None:
         return None
@@ -328,15 +330,15 @@ def _group_scheme(group: Facts, stated: Facts) -> Scheme | None:
         if strategy == BLOCK and len(block) != 2:
             raise weights.wrong("block_structure", "two whole numbers", block)
         shape = (block[0], block[1]) if strategy == BLOCK else (0, 0)
-        return Scheme(FP8, strategy, block=shape, static_input=static)
+        return Storage(FP8, strategy, block=shape, static_input=static)
     if kind == "float" and bits == 4:
         if size == 32:
-            return Scheme(MXFP4, GROUP, bits=4, group=32)
-        return Scheme(NVFP4, GROUP, bits=4, group=16, static_input=inputs is not None)
+            return Storage(MXFP4, GROUP, bits=4, group=32)
+        return Storage(NVFP4, GROUP, bits=4, group=16, static_input=inputs is not None)
     if kind == "int" and bits == 8 and inputs is not None:
-        return Scheme(INT8, strategy if strategy == TENSOR else CHANNEL, static_input=static)
+        return Storage(INT8, strategy if strategy == TENSOR else CHANNEL, static_input=static)
     if kind == "int" and bits in {4, 8}:
-        return Scheme(PACKED, GROUP, bits=bits, group=size, zero_points=zeros)
+        return Storage(PACKED, GROUP, bits=bits, group=size, zero_points=zeros)
     raise _unknown(f"weights of {bits} bits ({kind}) in compressed-tensors", stated)
 
 

@@ -33,8 +33,8 @@ from rayserve.planner.weights.modules import (
     Tensor,
     share,
 )
-from rayserve.planner.weights.scheme import FP8, Scheme
 from rayserve.planner.weights.stages import stage_range
+from rayserve.planner.weights.storage import FP8, Storage
 
 FLOAT32 = 4
 MLA_WORKSPACE_BYTES = 128 * 2**20
@@ -110,25 +110,25 @@ def _workspaces(target: Target) -> Iterator[Step]:
         yield "mla.flashinfer_workspace", MLA_WORKSPACE_BYTES
 
 
-def _scheme(architecture: Architecture, module: Linear | Experts) -> Scheme | None:
+def _storage(architecture: Architecture, module: Linear | Experts) -> Storage | None:
     quantization = architecture.quantization
     if quantization is None:
         return None
     if isinstance(module, Experts):
-        return quantization.scheme(module.name, module.parts, expert=True)
-    return quantization.scheme(module.name, module.parts) if module.quantizable else None
+        return quantization.storage(module.name, module.parts, expert=True)
+    return quantization.storage(module.name, module.parts) if module.quantizable else None
 
 
 def _made(architecture: Architecture, module: Module, place: Place) -> Iterator[Step]:
     element, tensor = architecture.element_bytes, place.tensor
     if isinstance(module, Linear):
         yield from linear_steps(
-            module, _scheme(architecture, module), tensor, element, place.target
+            module, _storage(architecture, module), tensor, element, place.target
         )
     elif isinstance(module, Experts):
         held = module.local(tensor, place.expert_ranks)
-        scheme = _scheme(architecture, module)
-        yield from expert_steps(module, scheme, held, element, place.target)
+        storage = _storage(architecture, module)
+        yield from expert_steps(module, storage, held, element, place.target)
         if place.expert_ranks > 1:
             yield f"{module.name}.expert_map", module.count * FLOAT32
     elif isinstance(module, Tensor):
@@ -168,24 +168,24 @@ def _rotary_steps(table: Rotary, element: int) -> Iterator[Step]:
 def _after(architecture: Architecture, module: Module, place: Place) -> Iterator[Step]:
     element = architecture.element_bytes
     if isinstance(module, Linear):
-        scheme = _scheme(architecture, module)
-        yield from linear_after(module, scheme, place.tensor, element, place.target)
+        storage = _storage(architecture, module)
+        yield from linear_after(module, storage, place.tensor, element, place.target)
     elif isinstance(module, Experts):
         held = module.local(place.tensor, place.expert_ranks)
-        scheme = _scheme(architecture, module)
-        yield from expert_after(module, scheme, held, element, place.target)
+        storage = _storage(architecture, module)
+        yield from expert_after(module, storage, held, element, place.target)
     elif isinstance(module, Absorbed):
         yield from _absorbed_steps(architecture, module, place)
 
 
 def _absorbed_steps(architecture: Architecture, module: Absorbed, place: Place) -> Iterator[Step]:
-    element, scheme = architecture.element_bytes, _scheme(architecture, module.source)
-    if scheme is not None:
+    element, storage = architecture.element_bytes, _storage(architecture, module.source)
+    if storage is not None:
         inputs, outputs = module.source.local(place.tensor)
         yield f"{module.name}.absorbed", inputs * sum(outputs) * element
     if place.target.version == MLA_MULTIPLIED_OUT:
         heads = share(module.heads, place.tensor)
-        size = 1 if scheme is not None and scheme.kind == FP8 else element
+        size = 1 if storage is not None and storage.kind == FP8 else element
         wide = heads * module.latent
         yield f"{module.name}.W_Q_UK", module.queries.inputs * wide * size
         yield f"{module.name}.W_UV_O", wide * module.output.outputs[0] * size

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rayserve.planner.support.figures import MOST_LAYERS
 from rayserve.planner.weights.blocks import FLOAT32
-from rayserve.planner.weights.facts import MOST_LAYERS, Facts
+from rayserve.planner.weights.facts import Facts
 from rayserve.planner.weights.modules import (
     COLUMNS,
     ROWS,

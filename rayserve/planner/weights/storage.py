@@ -1,4 +1,7 @@
-"""How is one matrix of a checkpoint stored?"""
+"""How is one matrix of a checkpoint stored? What its bytes follow from.
+
+How it is multiplied, and whether a chip can, follows from its number formats (`support.schemes`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ COMPRESSED, GPTQ, AWQ = "compressed", "gptq", "awq"
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
-    """How one matrix is stored."""
+class Storage:
+    """The layout of one matrix, as a checkpoint holds it or as loading makes it."""
 
     kind: str
     scale: str = CHANNEL
