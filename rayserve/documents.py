@@ -22,6 +22,16 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 16
 MAX_BITS = 63
 PLAIN_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+OPENED = {
+    "while scanning a quoted scalar": ("close the quote that opens on this line", True),
+    "while scanning a simple key": (
+        "write `key: value` on this line, or put the text in quotes",
+        True,
+    ),
+    "while parsing a flow mapping": ("close the brace, or add the missing comma", False),
+    "while parsing a flow sequence": ("close the bracket, or add the missing comma", False),
+}
+"""What PyYAML was at when it met a mistake: what to do, and whether the mistake is where that began."""
 TEMPLATE_MARKS = ("{{", "{%", "{#")
 Loc = tuple[str | int, ...]
 
@@ -142,6 +152,13 @@ def _syntax_error(error: yaml.YAMLError, text: str, path: str) -> SpecError:
     if line is None and isinstance(position, int):
         line = text.count("\n", 0, position) + 1
     do = "check the indentation and quotes of this line and the one before"
+    context, opened = getattr(error, "context", None) or "", getattr(error, "context_mark", None)
+    start = opened.line + 1 if opened is not None else line
+    if start != line and context in OPENED:
+        # What is never closed is noticed far below: the line to correct is where it opens.
+        problem, do, at_start = f"{problem} on line {line}, {context}", *OPENED[context]
+        problem += "" if at_start else f" that begins on line {start}"
+        line = start if at_start else line
     if line is not None and "\t" in text.splitlines()[min(line, len(text.splitlines())) - 1]:
         do = "indent with spaces; this line has a tab"
     return SpecError("YAML", found=problem, do=do, where=Where(path, line))

@@ -63,8 +63,11 @@ def read_bytes(path: Path, most: int, *, shorten: str = "") -> bytes:
     return data
 
 
-def read_config(path: Path) -> Mapping[str, Any] | None:
+def read_config(path: Path, named: Where | None = None) -> Mapping[str, Any] | None:
     """The content of a model's config.json; None: there is no such file.
+
+    `named`: where people wrote its name. What cannot be read at all is told there, a mistake in the
+    content in the file itself.
 
     Raises:
         SpecError: it cannot be read, or is not the config.json of a model that answers in text.
@@ -74,8 +77,12 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:  # a folder that is not ours, a name that is too long
-        raise _unreadable(path, error) from None
-    return parse_config(read_bytes(path, MAX_CONFIG_BYTES), _where(path))
+        raise _named(_unreadable(path, error), named) from None
+    try:
+        data = read_bytes(path, MAX_CONFIG_BYTES)
+    except SpecError as error:
+        raise _named(error, named) from None
+    return parse_config(data, _where(path))
 
 
 def read_checkpoint(folder: Path) -> dict[str, int]:
@@ -168,6 +175,13 @@ def _unreadable(path: Path, error: OSError | ValueError) -> SpecError:
     elif isinstance(error, FileNotFoundError) and path.is_symlink():
         found, do = f"a link to {path.readlink()}, which is not there", "copy the file itself"
     return SpecError("a file that can be read", found=found[:200], do=do, where=_where(path))
+
+
+def _named(error: SpecError, named: Where | None) -> SpecError:
+    """The same error at the place that names the file."""
+    if named is None:
+        return error
+    return SpecError(error.needed, found=f"{error.where}: {error.found}", do=error.do, where=named)
 
 
 def _check_count(count: int, most: int, what: str, folder: Path) -> None:

@@ -62,11 +62,12 @@ def read_spec(files: Files) -> Read:
     folder = files.spec.resolve().parent
     spec = absolute_paths(spec, str(folder))
     draft = spec.speculative.config if spec.speculative is not None else ""
+    named = spec.where("speculative", "config")
     return Read(
         spec,
         folder,
         hashlib.sha256(raw).hexdigest(),
-        read_config(folder / draft) if draft else None,
+        read_config(folder / draft, named=named) if draft else None,
         _recorded(files.plan),
     )
 
@@ -171,7 +172,8 @@ def _checkpoint(name: str, spec: ClusterSpec, read: Read) -> Checkpoint:
     stored: Mapping[str, int] = {}
     digests = _digests(spec, read.folder, read.before)
     try:
-        config = read_config(read.folder / spec.model.config)
+        written = spec.where("model", "config")
+        config = read_config(read.folder / spec.model.config, named=written)
         stored = _stored(spec, read, digests)
     except SpecError as error:
         problem = error.with_traceback(None)  # its frames hold all that was read
@@ -240,6 +242,13 @@ def _collected(
     starts = kept.starts
     for name in ledgers:
         found = _starts(Path(name))
+        if not found.starts:
+            raise SpecError(
+                f"lines of starts, as a replica writes them into its {LEDGER}",
+                found=found.faults[0] if found.faults else "an empty file",
+                do=f"name the {LEDGER} of a host's state_dir (docs/starts.md)",
+                where=Where(name[:200]),
+            )
         same, others = sift(found.starts, replica, gpu)
         known = {start.text() for start in starts}
         fresh = [start for start in same if start.text() not in known]

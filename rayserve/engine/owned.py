@@ -168,7 +168,6 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "write `timeouts.start_s`",
     "VLLM_LOGGING_CONFIG_PATH": "the replica sets it; write `VLLM_LOGGING_LEVEL`",
     "VLLM_CPU_KVCACHE_SPACE": "write `limits.kv_cache_gib`",
-    "VLLM_PLUGINS": "leave it out: it loads code into the engine",
     "VLLM_NO_USAGE_STATS": "usage reporting is off and stays off",
     "VLLM_DO_NOT_TRACK": "usage reporting is off and stays off",
     "DO_NOT_TRACK": "usage reporting is off and stays off",

@@ -43,6 +43,7 @@ from rayserve.planner.subject import (
 from rayserve.planner.timing import read_timing
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.tensors import Place, weights_bytes
+from rayserve.planner.whole_experts import Replica, whole_experts
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
 from rayserve.units import MIB
@@ -120,7 +121,15 @@ def build_plan(
     told = obstacles.check(pool, cut) if obstacles is not None else []
     timing = read_timing(fit)
     sizing = size(spec, profile, fit, cut, timing)
-    told += unused(spec, pool, cut, sizing, lambda cut: size(spec, profile, fit, cut, timing))
+    told += unused(
+        spec,
+        pool,
+        cut,
+        sizing,
+        lambda cut: size(spec, profile, fit, cut, timing),
+        lambda: whole_experts(spec, pool, model_config or {}, fit, Replica(cut, sizing, timing)),
+    )
+    refusal = obstacles.refusal(pool, pool.gpus_per_host) if obstacles is not None else ""
     replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
     found = evidence(ledger, replica, gpu)
     if fit is not None:
@@ -154,7 +163,9 @@ def build_plan(
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
         latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
-        choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes) if gpu else [],
+        choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes, refusal=refusal)
+        if gpu
+        else [],
         start=start,
         checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
         notes=[

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+import re
 from dataclasses import dataclass
 
 import yaml
@@ -14,6 +15,9 @@ from rayserve.spec import ClusterSpec, NodePool, nearest
 from rayserve.units import GIB
 
 CPU = "cpu"
+FORM_FACTORS = ("PCIE", "NVL")
+BOARD = re.compile(r"\d+GB|SXM\d?|PCIE|NVL|OAM|HBM\w*")
+"""What drivers add to the name of a chip; any other word makes it another one (RTX 4090 D, MIG)."""
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -90,15 +94,48 @@ def find_gpu(spec: ClusterSpec, pool: NodePool) -> Gpu | None:
     known = gpus()
     if pool.gpu in known:
         return known[pool.gpu]
-    index = spec.node_pools.index(pool)
-    close = nearest(pool.gpu, known)
-    alike = [name for name in known if pool.gpu and pool.gpu in name] or list(known)
     raise SpecError(
         "a GPU model of the catalogue, or cpu",
         found=f"`{pool.gpu}`",
-        do=f"write {close}" if close else f"write one of: {', '.join(alike)}",
-        where=spec.where("node_pools", index, "gpu"),
+        do=f"write {meant(pool.gpu)}",
+        where=spec.where("node_pools", spec.node_pools.index(pool), "gpu"),
     )
+
+
+def meant(name: str) -> str:
+    """The model of the catalogue that a name of another spelling means, or several to choose from.
+
+    Drivers have names of their own: nvidia-smi's NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3.
+    """
+    known = {one.lower(): one for one in gpus()}
+    words = set(_words(name)) - {"NVIDIA"}
+    alike = [one for one in gpus() if words and words <= set(_words(one))]
+    driven = [one for one, gpu in gpus().items() if same_gpu(name, gpu)]
+    sized = [one for one in driven if any(word in one for word in words if word.endswith("GB"))]
+    close = nearest(name.lower(), known)
+    found = alike or sized or driven or ([known[close]] if close else list(gpus()))
+    return found[0] if len(found) == 1 else f"one of: {', '.join(found)}"
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[-_ ]+", name.strip().upper())
+
+
+def same_gpu(device_name: str, gpu: Gpu) -> bool:
+    """Whether a driver's name, such as NVIDIA A100-SXM4-80GB, is that of a model of the catalogue.
+
+    The chip's name stands in it, and nothing follows but memory and form factor, which is the same:
+    boards for PCIe have no links.
+    """
+    words = _words(device_name)
+    chip = re.split(r"-", gpu.label.removeprefix("AMD-").removesuffix("-OAM").upper())
+    ends = [
+        place for place in range(len(chip), len(words) + 1) if words[:place][-len(chip) :] == chip
+    ]
+    if not ends or any(BOARD.fullmatch(word) is None for word in words[ends[0] :]):
+        return False
+    form = gpu.name.upper().split("-")
+    return all((factor in words) == (factor in form) for factor in FORM_FACTORS)
 
 
 def accelerator_type(spec: ClusterSpec, pool: NodePool, gpu: Gpu | None) -> str:

@@ -34,11 +34,17 @@ def choices(
     *,
     timing: Timing | None,
     sizes: Sequence[int],
+    refusal: str = "",
 ) -> list[NamedValue]:
-    """What was chosen that is no engine argument; `sizes`: tensor sizes that the model allows."""
+    """What was chosen that is no engine argument.
+
+    `sizes`: tensor sizes that the model allows; `refusal`: what keeps it from a whole host.
+    """
     found = []
     if spec.parallelism.tensor == "auto":
         reason = _tensor_reason(spec, pool, cut, limits_of(sizing), timing, sizes)
+        if refusal:
+            reason += f"; {pool.gpus_per_host} is none that {refusal.removeprefix('tensor that ')}"
         found.append(NamedValue(name="parallelism.tensor", value=cut.tensor, reason=reason))
     if spec.parallelism.pipeline == "auto":
         one = "one stage holds it; more would add a hop to each token, and no speed"
@@ -92,10 +98,11 @@ def unused(
     cut: Cut,
     sizing: Sizing,
     resize: Callable[[Cut], Sizing],
+    more: Callable[[], str] = str,
 ) -> list[str]:
     """Which GPUs of the pool no replica ever holds, and what would use them.
 
-    `resize`: the limits that another cut allows; it may raise what `size` raises.
+    `resize`: the limits that another cut allows; it may raise what `size` raises. `more`: another way.
     """
     total = pool.hosts * pool.gpus_per_host
     idle = total - spec.replicas.max * cut.tensor * cut.pipeline
@@ -107,6 +114,8 @@ def unused(
     stages, longer = _longer(spec, pool, cut, sizing, resize)
     if longer:
         ways.append(f"`parallelism.pipeline: {stages}` for max_model_len {longer:,}")
+    if told := more():
+        ways.append(told)
     use = f": write {', or '.join(ways)}" if ways else ""
     return [f"{idle} of {total} GPUs of pool {pool.name} stay unused{use}."]
 

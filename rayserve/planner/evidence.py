@@ -7,13 +7,12 @@ measured (ADR 0054).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rayserve.plan import Plan, ReplicaPlan, StartEstimate
-from rayserve.planner.catalogue import Gpu
+from rayserve.planner.catalogue import Gpu, same_gpu
 from rayserve.planner.memory.calibration import Measured, measured_start
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import VersionFacts
@@ -26,9 +25,6 @@ are 0.13 %, the widest in data/gpus.yml (A10, 22.06 and 22.18) 0.5 %."""
 SAME_WEIGHTS = 0.05
 """How far measured weights may lie from the derived ones, which err by less than 1 % on logs; slots of
 adapters and draft models by more."""
-FORM_FACTORS = ("PCIE", "NVL")
-BOARD = re.compile(r"\d+GB|SXM\d?|PCIE|NVL|OAM|HBM\w*")
-"""What drivers add to the name of a chip; any other word makes it another one (RTX 4090 D, MIG)."""
 MOST_FAULTS = 3
 """Of unreadable lines that a note quotes."""
 STRAY = 1.5
@@ -133,23 +129,6 @@ def difference(start: Start, replica: ReplicaPlan, gpu: Gpu | None) -> str:
     return ""
 
 
-def same_gpu(device_name: str, gpu: Gpu) -> bool:
-    """Whether a driver's name, such as NVIDIA A100-SXM4-80GB, is that of a model of the catalogue.
-
-    The chip's name stands in it, and nothing follows but memory and form factor, which is the same:
-    boards for PCIe have no links.
-    """
-    words = re.split(r"[-_ ]+", device_name.upper())
-    chip = re.split(r"-", gpu.label.removeprefix("AMD-").removesuffix("-OAM").upper())
-    ends = [
-        place for place in range(len(chip), len(words) + 1) if words[:place][-len(chip) :] == chip
-    ]
-    if not ends or any(BOARD.fullmatch(word) is None for word in words[ends[0] :]):
-        return False
-    form = gpu.name.upper().split("-")
-    return all((factor in words) == (factor in form) for factor in FORM_FACTORS)
-
-
 # ── start time ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -170,13 +149,13 @@ def start_estimate(
     loader = replica.engine_arguments().get("load_format", "auto")
     disk_s = read_bytes / (disk_gb_s * 1e9) if disk_gb_s and loader in DEFAULT_READERS else 0.0
     disk_s = min(disk_s, LONGEST_S)
-    size = f"{read_bytes / 1e9:.1f} GB at {disk_gb_s:g} GB/s"
+    size = f"reading {read_bytes / 1e9:.1f} GB at {disk_gb_s:g} GB/s"
     alike = _alike(replica, starts)
     if not alike:
         if not disk_s:
             return None
         disk_s = round(disk_s, 1)
-        basis = f"at least: {size}; no real start tells the rest"
+        basis = f"{size}; no real start tells the rest"
         return StartEstimate(
             low_s=disk_s, expected_s=disk_s, high_s=disk_s, load_s=disk_s, basis=basis
         )
@@ -217,8 +196,8 @@ def evidence_rows(plan: Plan) -> list[tuple[str, str]]:
     if memory is not None and memory.calibrated:
         rows.append(("measured", f"{', '.join(memory.calibrated)}: by real starts"))
     if start is not None:
-        budget = f"of {plan.replica.start_timeout_s:g} s"
-        rows.append(("start", f"{_words(start)} {budget}: {start.basis}"))
+        budget = f"timeouts.start_s is {plan.replica.start_timeout_s:g}"
+        rows.append(("start", f"{_words(start)}: {start.basis}; {budget}"))
     return rows
 
 

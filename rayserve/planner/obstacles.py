@@ -49,6 +49,17 @@ class Obstacles:
         """Sizes of tensor parallelism on a host that the model can be cut into, ascending."""
         return tensor_sizes(self._shapes, pool.gpus_per_host, expert_parallel=self._expert_parallel)
 
+    def refusal(self, pool: NodePool, tensor: int) -> str:
+        """What a cut into that many ranks would have to be, and is not; empty: nothing is in its way."""
+        found = check_cut(
+            self._shapes,
+            tensor=tensor,
+            pipeline=1,
+            gpus_per_host=pool.gpus_per_host,
+            expert_parallel=self._expert_parallel,
+        )
+        return next((item.needed for item in found if item.level == "refuse"), "")
+
     def check(self, pool: NodePool, cut: Cut) -> list[str]:
         """What should be known of formats and cut, for the plan's notes.
 

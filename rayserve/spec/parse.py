@@ -5,7 +5,6 @@ Turns the first mistake of a file into one `SpecError`; a file without one becom
 
 from __future__ import annotations
 
-import re
 import typing
 from typing import Any
 
@@ -14,14 +13,18 @@ from pydantic.fields import FieldInfo
 
 from rayserve.documents import Document, Loc, dotted, load_document
 from rayserve.errors import SpecError, Where
+from rayserve.spec.advice import advice
 from rayserve.spec.base import Section
 from rayserve.spec.model import SPEC_KEY, ClusterSpec
+from rayserve.spec.placeholders import find_placeholder
 from rayserve.spec.rules import first_problem
-from rayserve.spec.words import convert, describe, meaning, members, nearest, section_of
+from rayserve.spec.words import describe, meaning, nearest, section_of
 
 
-def parse_spec(text: str, path: str) -> ClusterSpec:
+def parse_spec(text: str, path: str, *, draft: bool = False) -> ClusterSpec:
     """The spec in the text of a cluster.yml; `path` is for messages.
+
+    `draft`: values may still be the placeholders of `rayserve convert`.
 
     Raises:
         SpecError: one mistake, the first in the file, with its line and what to write instead.
@@ -36,7 +39,19 @@ def parse_spec(text: str, path: str) -> ClusterSpec:
     if problem is not None:
         where = spec.where(*problem.loc)
         raise SpecError(problem.needed, found=problem.found, do=problem.do, where=where)
+    held = None if draft else find_placeholder(spec)
+    if held is not None:
+        raise _unfilled(*held, spec)
     return spec
+
+
+def _unfilled(loc: Loc, text: str, spec: ClusterSpec) -> SpecError:
+    return SpecError(
+        "a value in place of what `rayserve convert` left to fill in",
+        found=_show(text),
+        do=f"write it: {meaning(ClusterSpec, loc)}",
+        where=spec.where(*loc),
+    )
 
 
 def _check_top_level(document: Document) -> None:
@@ -72,7 +87,9 @@ def _first_error(error: ValidationError, document: Document) -> SpecError:
         )
     value = item["input"]
     needed = f"`{dotted(loc)}` to be {_phrase(field, loc)}"
-    return SpecError(needed, found=_show(value), do=_advice(loc, value, field), where=where)
+    told = meaning(ClusterSpec, loc)
+    do = advice(field, str(loc[-1]), value, item=_is_item(field, loc), told=told)
+    return SpecError(needed, found=_show(value), do=do, where=where)
 
 
 def _locate(loc: Loc) -> tuple[Loc, FieldInfo | None, type[Section]]:
@@ -120,31 +137,13 @@ def _sections_with(name: str) -> str:
 
 
 def _phrase(field: FieldInfo | None, loc: Loc) -> str:
+    return describe(field, str(loc[-1]), item=_is_item(field, loc))
+
+
+def _is_item(field: FieldInfo | None, loc: Loc) -> bool:
+    """Whether a location is that of an item in the field's list or mapping."""
     free_key = field is not None and typing.get_origin(field.annotation) is dict and len(loc) > 1
-    return describe(field, str(loc[-1]), item=free_key or isinstance(loc[-1], int))
-
-
-def _advice(loc: Loc, value: Any, field: FieldInfo | None) -> str:
-    name = str(loc[-1])
-    if isinstance(value, str):
-        converted = convert(name, value)
-        if converted is not None:
-            return f"write {converted:g}" if converted < 1e6 else f"write {converted:.0f}"
-        wanted = members(field.annotation) if field is not None else []
-        words = [v for m in wanted if typing.get_origin(m) is typing.Literal
-                 for v in typing.get_args(m) if isinstance(v, str)]  # fmt: skip
-        close = nearest(value, words)
-        if close:
-            return f"write {close}"
-        if "auto" not in words and re.fullmatch(r"-?\d+(\.\d+)?|true|false", value):
-            return f"write {value} without quotes"
-    takes_text = field is not None and str in members(field.annotation)
-    if takes_text and isinstance(value, int | float) and not isinstance(value, bool):
-        return f'write "{value}" in quotes'
-    if value is None:
-        return "write a value, or leave the key out"
-    told = meaning(ClusterSpec, loc)
-    return f"{name}: {told}" if told else "see docs/reference.md"
+    return free_key or isinstance(loc[-1], int)
 
 
 def _show(value: Any) -> str:

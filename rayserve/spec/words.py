@@ -20,7 +20,9 @@ BYTES: dict[str, float] = {
     "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "k": 2**10, "m": 2**20, "g": 2**30,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+RATES: dict[str, float] = {"mb/s": 10**6, "gb/s": 10**9, "mib/s": 2**20, "gib/s": 2**30}
 UNITS: dict[str, tuple[str, dict[str, float], float]] = {
+    "_gb_s": ("GB/s", RATES, 10**9),
     "_s": ("seconds", SECONDS, 1),
     "_ms": ("milliseconds", SECONDS, 0.001),
     "_mib": ("MiB", BYTES, 2**20),
@@ -29,6 +31,7 @@ UNITS: dict[str, tuple[str, dict[str, float], float]] = {
     "_len": ("tokens", {"k": 1024, "m": 2**20}, 1),
     "_tokens": ("tokens", {"k": 1024, "m": 2**20}, 1),
 }
+"""By the end of a key's name, the first that fits: its unit, how else that is written, and its size."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -62,17 +65,25 @@ def describe(field: FieldInfo | None, name: str, *, item: bool = False) -> str:
     """What a field takes: type, unit of its name, bounds. `item`: of an item in it."""
     if field is None:
         return "a mapping"
-    metadata = list(field.metadata)
-    hint = field.annotation
-    if item and typing.get_origin(hint) in (list, dict):
-        hint = typing.get_args(hint)[-1]
+    hints, metadata = leaves(field, item=item)
     phrases = []
-    for member in _flat(hint, metadata):
+    for member in hints:
         if typing.get_origin(member) is typing.Literal:
             phrases += [str(value) for value in typing.get_args(member)]
         elif member is not type(None):
             phrases.append(_type_phrase(member, metadata, name))
     return " or ".join(dict.fromkeys(phrases))
+
+
+def leaves(field: FieldInfo | None, *, item: bool = False) -> tuple[list[Any], list[Any]]:
+    """The types that a field takes, and their bounds and patterns; `item`: of an item in it."""
+    if field is None:
+        return [], []
+    metadata = list(field.metadata)
+    hint = field.annotation
+    if item and typing.get_origin(hint) in (list, dict):
+        hint = typing.get_args(hint)[-1]
+    return _flat(hint, metadata), metadata
 
 
 def _flat(hint: Any, metadata: list[Any]) -> list[Any]:
@@ -139,7 +150,7 @@ def meaning(section: type[Section], loc: Iterable[str | int]) -> str:
 
 def convert(name: str, text: str) -> float | None:
     """A number with a unit ("30s", "80GB") in the unit that the key's name ends with."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)\s*", text)
     if match is None:
         return None
     for ending, (_, factors, base) in UNITS.items():

@@ -18,10 +18,11 @@ from rayserve.engine import validate, validate_env
 from rayserve.engine.commands import parse_command
 from rayserve.engine.flags import Presence, Version, histories, releases_read
 from rayserve.engine.owned import REMOVED_ARGS
-from rayserve.errors import DoesNotFitError, InputError, RayserveError, UsageError
+from rayserve.errors import DoesNotFitError, InputError, RayserveError, SpecError, UsageError
 from rayserve.planner import build_plan
 from rayserve.planner.convert import convert, convert_command
 from rayserve.spec import SPEC_KEY, parse_spec
+from rayserve.spec.placeholders import PLACEHOLDER
 from tests.bad_specs import CONFIG, ROOT
 from tests.yaml_text import load_yaml
 
@@ -65,7 +66,7 @@ def kinds(found) -> list[str]:
 def test_command_becomes_a_spec_that_is_accepted(case):
     """Each command line gives a cluster.yml that the strict parser and the argument checks take."""
     found = run(case)
-    spec = parse_spec(found.cluster_yml, "cluster.yml")
+    spec = parse_spec(found.cluster_yml, "cluster.yml", draft=True)
     for name, value in spec.engine_args.items():
         validate(name, value)
     for name, value in spec.env.items():
@@ -202,12 +203,29 @@ def test_pasted_command_for_an_old_release():
     assert ("version", "") not in found
 
 
+def filled(text: str) -> str:
+    """The file with something in place of each placeholder."""
+    return text.replace(PLACEHOLDER, "filled-in")
+
+
+def test_what_is_not_filled_in_is_refused():
+    """The plan takes no placeholder: it names the key, and what belongs there."""
+    command = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 8"
+    text = convert(command, gpu="A100-80GB-SXM").cluster_yml
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "cluster.yml")
+    assert caught.value.where is not None
+    assert caught.value.where.key == "rayserve_cluster.model.revision"
+    assert PLACEHOLDER in caught.value.found
+    assert caught.value.do.startswith("write it: Commit of `hf_id`")
+
+
 def test_pasted_command_can_be_planned():
     """With the placeholders filled in, the planner accepts the file."""
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
     config.pop("quantization_config", None)
     config["num_hidden_layers"] = 80
-    text = pasted().cluster_yml
+    text = filled(pasted().cluster_yml)
     plan = build_plan(parse_spec(text, "cluster.yml"), config, "0" * 64)
     assert plan.replica.placement.tensor_parallel_size == 8
     assert plan.replica.placement.pipeline_parallel_size == 1
@@ -233,7 +251,7 @@ def test_what_is_free_of_errors_can_be_planned(case):
     if found.counts()["error"]:
         return  # its findings say that it is wrong
     with contextlib.suppress(DoesNotFitError):
-        build_plan(parse_spec(found.cluster_yml, "cluster.yml"), config, "0" * 64)
+        build_plan(parse_spec(filled(found.cluster_yml), "cluster.yml"), config, "0" * 64)
 
 
 def test_price_of_eager_follows_the_layers():
@@ -253,7 +271,7 @@ def test_price_of_eager_follows_the_layers():
 def test_text_is_itself_a_cluster_yml():
     """The findings stand as comments, so that the output can be redirected to cluster.yml."""
     text = convert_command(PASTED, gpu="A100-80GB-SXM")
-    assert parse_spec(text, "cluster.yml").seed == 42
+    assert parse_spec(text, "cluster.yml", draft=True).seed == 42
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
@@ -400,7 +418,7 @@ def accepted_or_refused(text, **options):
     except RayserveError as error:
         answer = error
     if isinstance(answer, str):
-        parse_spec(answer, "cluster.yml")
+        parse_spec(answer, "cluster.yml", draft=True)
     else:
         assert answer.do
 

@@ -302,6 +302,32 @@ def test_idle_hosts_are_said_with_what_would_use_them():
     assert not any("stay unused" in note for note in busy.notes)
 
 
+def test_whole_experts_are_proposed_where_slices_leave_gpus_idle():
+    """Eight slices of an expert are too narrow for FP8 blocks: the plan says so, and what else works."""
+    one = {"hosts: 2": "hosts: 1"}
+    sliced = plan(model=EXPERTS, **one)
+    assert sliced.replica.placement.tensor_parallel_size == 4
+    reason = next(one.reason for one in sliced.choices if one.name == "parallelism.tensor")
+    assert "8 is none that leaves a rank blocks" in reason
+    note = next(note for note in sliced.notes if "stay unused" in note)
+    assert note.startswith("4 of 8 GPUs of pool gpu stay unused")
+    assert "`engine_args: {enable_expert_parallel: true}`" in note
+    assert "so allows tensor 8" in note
+    whole = plan("  engine_args: {enable_expert_parallel: true}\n", model=EXPERTS, **one)
+    assert whole.replica.placement.tensor_parallel_size == 8
+    assert f"KV cache {whole.memory.kv_tokens:,} tokens" in note
+    assert f"in place of {sliced.memory.kv_tokens:,} tokens" in note
+    assert whole.memory.kv_tokens > sliced.memory.kv_tokens
+
+
+def test_no_other_way_is_proposed_where_whole_experts_use_no_more():
+    """A dense model on seven GPUs has none; the plan says what seven would have to divide."""
+    made = plan(**{"gpus_per_host: 8": "gpus_per_host: 7"})
+    assert not any("enable_expert_parallel" in note for note in made.notes)
+    reason = next(one.reason for one in made.choices if one.name == "parallelism.tensor")
+    assert "7 is none that divides the 128 attention heads" in reason
+
+
 def test_every_choice_has_a_reason():
     """What auto chose beyond arguments stands in the plan, with figures; what a person wrote, not."""
     choices = {item.name: item for item in plan().choices}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,15 @@ from hypothesis import strategies as st
 from rayserve.errors import SpecError, Where
 from rayserve.planner.weights.architecture import FAMILIES, read_architecture
 from rayserve.planner.weights.facts import UnknownModelError
+from rayserve.planner.weights.formats import RELEASE, Target
 from rayserve.planner.weights.modules import Experts, Linear, Rotary, local_kv_heads
 from rayserve.planner.weights.stages import stage_layers, stage_range
-from rayserve.planner.weights.tensors import Place, stage_weights
+from rayserve.planner.weights.tensors import (
+    Place,
+    allocations,
+    layer_parameters,
+    stage_weights,
+)
 
 FILE = Where("config.json")
 LLAMA = {
@@ -533,3 +540,70 @@ def test_a_guessing_layer_is_loaded_on_the_last_stage_only():
     without, with_draft = (stage_weights(model, Place(8, 2, draft=d)) for d in (False, True))
     assert with_draft[0] == without[0]
     assert with_draft[1] > without[1]
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+FORMATS = [
+    None,
+    BLOCKS,
+    {"quant_method": "fp8", "activation_scheme": "static"},
+    {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+    {"quant_method": "mxfp4"},
+]
+
+
+def made_twice(model, place):
+    """Names of tensors that are made while one of the same name lives, or given back and do not."""
+    live, wrong = set(), []
+    for name, size in allocations(model, place):
+        if (name in live) != (size == RELEASE):
+            wrong.append(name)
+        (live.discard if size == RELEASE else live.add)(name)
+    return wrong
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_no_two_tensors_of_a_rank_share_a_name(name):
+    """In any format, on old and new chips, with guessing layers, each step names one tensor alone."""
+    kinds = {"layer_types": ["mamba", "attention"] * 3} if "Granite" in name else {}
+    for stored in FORMATS:
+        config = EVERYTHING | {"architectures": [name], "num_nextn_predict_layers": 2} | kinds
+        model = read(config | ({"quantization_config": stored} if stored else {}))
+        for capability in (8.0, 9.0, 10.0):
+            for stage in (0, 1):
+                place = Place(4, 2, stage, draft=True, target=Target(capability))
+                assert made_twice(model, place) == [], (stored, capability)
+
+
+def test_a_guessing_layer_of_fp8_blocks_is_repacked_on_an_older_chip():
+    """DeepSeek-V3's takes the same on a chip that repacks FP8, whatever the number of stages."""
+    model = read(DEEPSEEK | {"quantization_config": BLOCKS})
+    for pipeline in (1, 2, 4):
+        place = Place(8, pipeline, draft=True, target=Target(8.0))
+        with_draft = stage_weights(model, place)[-1]
+        without = stage_weights(model, replace(place, draft=False))[-1]
+        assert with_draft - without == pytest.approx(layer_bytes(model, place), rel=0.02)
+
+
+def layer_bytes(model, place):
+    """Bytes of the guessing layer on one rank, each tensor by itself, after it was repacked."""
+    names = {module.name for module in model.draft[0].modules if not isinstance(module, Rotary)}
+    steps = allocations(model, replace(place, stage=place.pipeline - 1))
+    kept = {
+        name: size
+        for name, size in steps
+        if any(name == one or name.startswith(f"{one}.") for one in names)
+    }
+    return sum(size for size in kept.values() if size != RELEASE)
+
+
+def test_a_guessing_layer_stays_unquantized_where_its_own_name_is_listed():
+    """Lists of unquantized matrices know it by the index after the model's last layer."""
+    names = ["model.layers.61"]
+    listed = read(DEEPSEEK | {"quantization_config": BLOCKS | {"modules_to_not_convert": names}})
+    place = Place(8, draft=True, target=Target(9.0))
+    everywhere = read(DEEPSEEK | {"quantization_config": BLOCKS})
+    more = stage_weights(listed, place)[0] - stage_weights(everywhere, place)[0]
+    eighth = layer_parameters(everywhere.draft[0]) / 8
+    assert more == pytest.approx(eighth, rel=0.05)  # one more byte each

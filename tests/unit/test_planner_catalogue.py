@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rayserve.planner.catalogue import gpus
+from rayserve.planner.catalogue import gpus, meant
 from tests.bad_specs import ROOT
 
 SOURCES = ("vllm-log", "torch-error", "ray", "cuda", "vllm", "datasheet", "whitepaper", "pcie",
@@ -105,3 +105,32 @@ def test_measured_shares_are_shares():
     known = {name: gpu.matmul_fraction for name, gpu in gpus().items() if gpu.matmul_fraction}
     assert {"A100-80GB-SXM", "H100-80GB-SXM"} <= set(known)
     assert all(0.5 < share < 1 for share in known.values())
+
+
+@pytest.mark.parametrize(
+    "name, written",
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB-SXM"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB-SXM"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40GB-PCIe"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB-SXM"),
+        ("NVIDIA H100 PCIe", "H100-80GB-PCIe"),
+        ("NVIDIA H100 NVL", "H100-94GB-NVL"),
+        ("NVIDIA H200", "H200-141GB-SXM"),
+        ("NVIDIA L40S", "L40S-48GB"),
+        ("NVIDIA L4", "L4-24GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090-24GB"),
+        ("NVIDIA RTX A6000", "RTX-A6000-48GB"),
+        ("AMD Instinct MI300X OAM", "MI300X-192GB"),
+        ("a100-80gb-sxm", "A100-80GB-SXM"),
+        ("A100-80GB-SMX", "A100-80GB-SXM"),
+        ("4090", "RTX-4090-24GB"),
+        ("A100", "one of: A100-40GB-SXM, A100-40GB-PCIe, A100-80GB-SXM, A100-80GB-PCIe"),
+        ("A100 80GB", "one of: A100-80GB-SXM, A100-80GB-PCIe"),
+        ("GTX 1080", f"one of: {', '.join(gpus())}"),
+    ],
+)
+def test_another_spelling_of_a_gpu_gets_the_catalogues(name, written):
+    """nvidia-smi's product names, other capitals and slips name the model, a bare chip its boards."""
+    assert meant(name) == written

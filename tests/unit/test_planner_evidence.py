@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -13,8 +14,8 @@ from rayserve import inventory, planning
 from rayserve.cli import main
 from rayserve.errors import DoesNotFitError
 from rayserve.plan import parse_plan
-from rayserve.planner.catalogue import gpus
-from rayserve.planner.evidence import budget_notes, difference, same_gpu, start_estimate
+from rayserve.planner.catalogue import gpus, same_gpu
+from rayserve.planner.evidence import budget_notes, difference, start_estimate
 from rayserve.planner.views.terminal import table
 from tests.bad_specs import ROOT
 from tests.golden_specs import GOLDEN, plan_of
@@ -258,7 +259,7 @@ def test_the_disk_alone_is_a_lower_bound():
     found = start_estimate(PLAN.replica, [], read_bytes=200 * 10**9, disk_gb_s=2)
     assert found is not None
     assert (found.low_s, found.expected_s, found.load_s, found.starts) == (100, 100, 100, 0)
-    assert found.basis.startswith("at least: 200.0 GB at 2 GB/s")
+    assert found.basis.startswith("reading 200.0 GB at 2 GB/s")
 
 
 def test_a_slow_disk_replaces_what_a_warm_cache_read():
@@ -335,7 +336,11 @@ def test_the_plan_shows_the_start():
     plan = plan_of(SPEC, ledger, **{"gpus_per_host: 8": "gpus_per_host: 8, disk_gb_s: 0.1"})
     assert plan.start is not None
     assert plan.start.load_s == pytest.approx(2040, rel=0.1), "about 203 GB of 405B in 4 bits"
-    assert "start " in table(plan)
+    shown = " ".join(table(plan).split())
+    assert re.search(
+        r"start at least 20\d\d s: reading 20\d\.\d GB at 0\.1 GB/s; no real start", shown
+    )
+    assert "timeouts.start_s is 1800" in shown
     assert any("longer than timeouts.start_s" in note for note in plan.notes)
     assert plan.replica == PLAN.replica
 
@@ -432,6 +437,8 @@ HOSTILE = {
     "a folder": (lambda path: path.mkdir(), "a folder"),
     "a loop of links": (loop, "symbolic links"),
     "a pipe": (os.mkfifo, "regular file"),
+    "prose": (lambda path: path.write_text("# Starts\n\nNone yet.\n"), "line 1: not JSON"),
+    "empty": (lambda path: path.touch(), "an empty file"),
     "huge": (lambda path: path.write_bytes(b"x" * (inventory.MAX_BYTES + 1)), "4 MiB"),
 }
 

@@ -249,6 +249,21 @@ def test_broken_config_json(env, content):
     assert "config.json" in result.output
 
 
+def test_a_config_that_cannot_be_read_is_told_where_it_is_named(env, tmp_path):
+    """A folder, or a link to itself: the error names the line and the key of cluster.yml, and the file."""
+    spec = env / "group_vars" / "all" / "cluster.yml"
+    text = spec.read_text()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in ("../../model", str(tmp_path / "loop")):
+        spec.write_text(text.replace("../../model/config.json", path))
+        told = run("plan", env, "--json").output
+        report = json.loads(told)
+        assert report["path"] == str(spec)
+        assert report["line"] == 1 + text[: text.index("config: ")].count("\n")
+        assert report["key"] == "rayserve_cluster.model.config"
+        assert path.rpartition("/")[2] in report["found"]
+
+
 def test_no_spec(tmp_path):
     """A folder without a spec is a wrong command line."""
     result = run("plan", tmp_path)

@@ -19,7 +19,7 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.engine.commands import parse_command
 from rayserve.engine.flags import Version
 from rayserve.errors import SpecError, UsageError
-from rayserve.planner.catalogue import CPU, Gpu, gpus
+from rayserve.planner.catalogue import CPU, Gpu, gpus, meant
 from rayserve.planner.convert import (
     features,
     history,
@@ -43,7 +43,7 @@ from rayserve.planner.convert.draft import (
     veiled,
 )
 from rayserve.planner.convert.render import cluster_yml, comments, key_at
-from rayserve.spec import nearest, parse_spec
+from rayserve.spec import parse_spec
 
 FORMAT = 1
 """Version of the JSON form; it grows when a key changes its meaning or goes."""
@@ -185,7 +185,7 @@ def convert(
     architecture = shape.architecture_of(draft)
     price.judge_aim(draft, architecture)
     yml = _accepted(draft)
-    shape.judge_shape(draft, parse_spec(yml, "cluster.yml"), architecture)
+    shape.judge_shape(draft, parse_spec(yml, "cluster.yml", draft=True), architecture)
     return Conversion(
         program=command.program,
         started_as=command.written(),
@@ -216,12 +216,8 @@ def _gpu(name: str) -> Gpu | None:
     known = gpus()
     if name in known:
         return known[name]
-    close = nearest(name, known)
-    alike = [other for other in known if name.upper() in other.upper()] or list(known)
     raise UsageError(
-        "a GPU model of the catalogue, or cpu",
-        found=repr(name[:40]),
-        do=f"write {close}" if close else f"write one of: {', '.join(alike)}",
+        "a GPU model of the catalogue, or cpu", found=repr(name[:40]), do=f"write {meant(name)}"
     )
 
 
@@ -314,7 +310,7 @@ def _accepted(draft: Draft) -> str:
     for _ in range(MAX_REPAIRS):
         text = cluster_yml(draft)
         try:
-            parse_spec(text, "cluster.yml")
+            parse_spec(text, "cluster.yml", draft=True)
         except SpecError as error:
             _retract(draft, error, text)
         else:

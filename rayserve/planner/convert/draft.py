@@ -15,7 +15,6 @@ from rayserve.engine.parser import Flag
 from rayserve.planner.catalogue import Gpu
 
 Severity = Literal["error", "warning", "note"]
-PLACEHOLDER = "REPLACE-ME"
 SECRET = re.compile(
     r"api_?key|secret|passw|hf_token|auth_token|access_token|credential|access_key|bearer",
     re.IGNORECASE,

@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 from rayserve.planner.convert.draft import (
-    PLACEHOLDER,
     BadValueError,
     Draft,
     Setting,
@@ -23,6 +22,7 @@ from rayserve.planner.convert.draft import (
 )
 from rayserve.planner.convert.keys import Handler, choice, owned, unsaid
 from rayserve.spec.base import HF_ID, MODEL_NAME
+from rayserve.spec.placeholders import PLACEHOLDER
 
 METHODS = {"ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa", "suffix"}
 DRAFTED = {"draft_model", "eagle", "eagle3", "medusa"}

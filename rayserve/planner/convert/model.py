@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from rayserve.planner.convert.draft import PLACEHOLDER, Draft, veiled
+from rayserve.planner.convert.draft import Draft, veiled
 from rayserve.spec.base import HF_ID, MODEL_NAME
+from rayserve.spec.placeholders import PLACEHOLDER
 from rayserve.spec.problem import CLOUD_SCHEMES
 
 FLAGS = {"model", "revision"}

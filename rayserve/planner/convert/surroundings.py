@@ -9,8 +9,9 @@ from rayserve.engine.flags import changes
 from rayserve.engine.owned import SECRET_WORDS
 from rayserve.errors import EngineArgumentError
 from rayserve.planner.catalogue import CPU, gpus
-from rayserve.planner.convert.draft import PLACEHOLDER, Draft, Placeholder, veiled
+from rayserve.planner.convert.draft import Draft, Placeholder, veiled
 from rayserve.planner.convert.keys import HOST_GPUS, KEY_FILE
+from rayserve.spec.placeholders import PLACEHOLDER
 
 BACKENDS = {
     "FLASHINFER_VLLM_V1": "FLASHINFER",

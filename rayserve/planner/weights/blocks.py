@@ -37,6 +37,11 @@ def layer_count(facts: Facts) -> int:
     return facts.count("num_hidden_layers", most=MOST_LAYERS)
 
 
+def draft_count(facts: Facts) -> int:
+    """How many layers beyond the decoder's own guess tokens; vLLM counts their indices on from those."""
+    return facts.optional("num_nextn_predict_layers", most=64)
+
+
 def layer_name(index: int) -> str:
     """vLLM's name of a decoder layer."""
     return f"model.layers.{index}"
@@ -140,7 +145,8 @@ def decoder(
     tables = rotaries or (table, table)
 
     def build(index: int) -> Layer:
-        name, window = layer_name(index), local[index]
+        # a layer beyond the model's own guesses tokens, and attends like the last
+        name, window = layer_name(index), local[min(index, len(local) - 1)]
         attention = f"{name}.{attention_name}"
         modules = grouped_attention(
             attention,

@@ -13,6 +13,7 @@ from rayserve.planner.weights.blocks import (
     Build,
     Feed,
     decoder,
+    draft_count,
     expert_modules,
     head_size,
     layer_count,
@@ -297,7 +298,7 @@ def glm4_moe(facts: Facts) -> Build:
         shared_width=width * facts.optional("n_shared_experts"),
     )
     dense = facts.optional("first_k_dense_replace")
-    sparse = tuple(index >= dense for index in range(layer_count(facts)))
+    sparse = tuple(index >= dense for index in range(layer_count(facts) + draft_count(facts)))
     table = read_rotary(facts, head_size(facts), partial=0.5)
     return decoder(
         facts,

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rayserve.planner.weights.blocks import FLOAT32, Build, expert_modules, layer_count, layer_name
+from rayserve.planner.weights.blocks import (
+    FLOAT32,
+    Build,
+    draft_count,
+    expert_modules,
+    layer_count,
+    layer_name,
+)
 from rayserve.planner.weights.facts import Facts
 from rayserve.planner.weights.modules import (
     COLUMNS,
@@ -46,7 +53,8 @@ def deepseek(facts: Facts, *, router_bytes: int = 0) -> Build:
     correction = facts.text("topk_method", _method(facts)) == "noaux_tc"
     layer_total = layer_count(facts)
     indexed = _indexed(facts, layer_total)
-    sparse = [mlp.experts and i >= dense and i % every == 0 for i in range(layer_total)]
+    with_drafts = range(layer_total + draft_count(facts))
+    sparse = [mlp.experts and i >= dense and i % every == 0 for i in with_drafts]
     width = 0 if all(sparse) else facts.count("intermediate_size")
 
     def build(index: int) -> Layer:
@@ -161,14 +169,14 @@ def _indexer(name: str, facts: Facts, hidden: int, queries: int) -> list[Module]
 def deepseek_draft(facts: Facts, build: Build) -> tuple[Layer, ...]:
     """The layers that guess tokens: two norms, a projection of both inputs, a decoder layer.
 
-    deepseek_mtp.py and glm4_moe_mtp.py. The decoder layer is like the model's last one; the embedding
-    and the head are the model's own.
+    deepseek_mtp.py and glm4_moe_mtp.py. The decoder layer is named after the index that follows the
+    model's last one, by which lists of unquantized matrices know it; the embedding and the head are
+    the model's own.
     """
     hidden, first = facts.count("hidden_size"), layer_count(facts)
     drafts = []
-    for at in range(facts.optional("num_nextn_predict_layers", most=64)):
-        name = layer_name(first + at)
-        layer = build(first - 1)
+    for index in range(first, first + draft_count(facts)):
+        name, layer = layer_name(index), build(index)
         modules: list[Module] = [
             *norm(f"{name}.enorm", hidden),
             *norm(f"{name}.hnorm", hidden),
