@@ -36,6 +36,7 @@ from rayserve.planner.weights.checkpoint import (
     parse_header,
 )
 
+CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
 MAX_SHARDS: Final = 4096
 MAX_TENSORS: Final = 300_000
@@ -85,7 +86,7 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
         raise _unreadable(path, error) from None
     config = parse_config(read_bytes(path, MAX_CONFIG_BYTES), _where(path))
     beside = path.with_name(QUANT_CONFIG)
-    if path.name == "config.json" and wants_quant_config(config) and beside.exists():
+    if path.name == CONFIG and wants_quant_config(config) and beside.exists():
         return with_quant_config(config, read_bytes(beside, MAX_CONFIG_BYTES), _where(beside))
     return config
 

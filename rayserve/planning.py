@@ -167,7 +167,7 @@ def served_config(read: Read, spec: ClusterSpec, plan: Plan) -> Mapping[str, Any
         revision = plan.replica.engine_arguments().get("revision", spec.model.revision)
         model = spec.model.model_copy(update={"revision": revision})
         spec = spec.model_copy(update={"model": model})
-    return read.sources(_quiet).read(spec).config
+    return read.sources(_quiet).config(spec)
 
 
 def read_model_config(path: str) -> Mapping[str, Any]:

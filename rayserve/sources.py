@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayserve.errors import HostError, SpecError
-from rayserve.files import read_bytes, read_checkpoint, read_config
+from rayserve.files import CONFIG, read_bytes, read_checkpoint, read_config
 from rayserve.inventory import MAX_BYTES
 from rayserve.plan import Plan
 from rayserve.planner.catalogue import CPU
@@ -78,20 +78,37 @@ class Sources:
             SpecError: one cannot be read, or is not what it should be; there is no such id or revision.
             HostError: the hub cannot be reached or read.
         """
-        snapshot = None
-        place = self._folder / spec.model.config
-        if spec.model.hf_id and not spec.model.config:
-            snapshot = self._snapshot(spec)
-            place = snapshot.folder / "config.json"
-            model = spec.model.model_copy(update={"revision": snapshot.commit})
-            spec = spec.model_copy(update={"model": model})
-        config = read_config(place)
-        if config is not None and wants_quant_config(config):
-            if snapshot is not None and self._open_hub().optional(snapshot, QUANT_CONFIG):
-                config = read_config(place)
-            self._check_beside(spec, place)
+        spec, place, snapshot = self._placed(spec)
+        config = self._read_config(spec, place, snapshot)
         digests = self._digests(spec, place)
         return Source(spec, config, digests, self._stored(spec, place.parent, digests, snapshot))
+
+    def config(self, spec: ClusterSpec) -> Mapping[str, Any] | None:
+        """`Source.config` alone.
+
+        Raises:
+            SpecError, HostError: as `read`.
+        """
+        return self._read_config(*self._placed(spec))
+
+    def _placed(self, spec: ClusterSpec) -> tuple[ClusterSpec, Path, Snapshot | None]:
+        """The spec with the commit that is read, config.json, and what it is a file of."""
+        if not spec.model.hf_id or spec.model.config:
+            return spec, self._folder / spec.model.config, None
+        snapshot = self._snapshot(spec)
+        model = spec.model.model_copy(update={"revision": snapshot.commit})
+        return spec.model_copy(update={"model": model}), snapshot.folder / CONFIG, snapshot
+
+    def _read_config(
+        self, spec: ClusterSpec, place: Path, snapshot: Snapshot | None
+    ) -> Mapping[str, Any] | None:
+        config = read_config(place)
+        if config is None or not wants_quant_config(config):
+            return config
+        if snapshot is not None and self._open_hub().optional(snapshot, QUANT_CONFIG):
+            return read_config(place)
+        self._check_beside(spec, place)
+        return config
 
     # ── the hub ───────────────────────────────────────────────────────────────────────────────────
     def _open_hub(self) -> Hub:
@@ -152,7 +169,7 @@ class Sources:
         found.pop(quant_config_path(spec), None)
         places = {path: Path(path) for path in host_files(spec)}
         places[model_config_path(spec)] = config
-        if config.name == "config.json":
+        if config.name == CONFIG:
             places[quant_config_path(spec)] = config.with_name(QUANT_CONFIG)
         for name, place in places.items():
             with contextlib.suppress(OSError):  # not here, or not for us to look at

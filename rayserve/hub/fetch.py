@@ -20,7 +20,7 @@ from huggingface_hub import (
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from rayserve.errors import SpecError, Where
-from rayserve.files import INDEX, check_shards, check_tensors, read_bytes
+from rayserve.files import CONFIG, INDEX, check_shards, check_tensors, read_bytes
 from rayserve.hub.bounds import STEP_S, Bounds, RefusedAnswerError
 from rayserve.hub.headers import SINGLE, read_headers
 from rayserve.hub.refusals import FAILURES, Asked, refusal
@@ -34,7 +34,6 @@ from rayserve.planner.support.reading import (
 )
 from rayserve.planner.weights.checkpoint import bytes_by_type, check_index
 
-CONFIG: Final = "config.json"
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MOST_BYTES: Final = {
     CONFIG: MAX_CONFIG_BYTES,
@@ -175,17 +174,21 @@ class Hub:
 
     def _resolved(self, asked: Asked) -> tuple[str, str]:
         """The file, and the commit that a branch or tag is; from the cache where no hub answers."""
-        self._say(f"{asked.hf_id}: asking {asked.host} for {asked.file} at {asked.revision}")
-        try:
-            path = self._fetch(asked)
-        except FAILURES as error:
-            known = refusal(error, asked)
-            old = self._cached(asked)
-            if old is None or isinstance(known, SpecError):
-                raise known from None
-            self._say(f"{asked.hf_id}: {known.found}; taking what the cache has")
-            path = old
-        return path, Path(path).parent.name
+        path = self._cached(asked) if constants.is_offline_mode() else None
+        if path is None:
+            self._say(f"{asked.hf_id}: asking {asked.host} for {asked.file} at {asked.revision}")
+            try:
+                path = self._fetch(asked)
+            except FAILURES as error:
+                known = refusal(error, asked)
+                path = self._cached(asked)
+                if path is None or isinstance(known, SpecError):
+                    raise known from None
+                self._say(f"{asked.hf_id}: {known.found}; taking what the cache has")
+        commit = Path(path).parent.name
+        if not COMMIT.fullmatch(commit):  # of a cache that is none, or of a second answer
+            raise refusal(errors.FileMetadataError(), asked)
+        return path, commit
 
     def _downloaded(self, asked: Asked) -> str:
         try:

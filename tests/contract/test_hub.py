@@ -123,7 +123,9 @@ def test_offline_takes_the_cache_and_nothing_else(hub, client, monkeypatch):
     client.open(hub).snapshot(ID, "main", HERE)
     hub.log.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    client.said.clear()
     assert client.open(hub).snapshot(ID, "", HERE).commit == COMMIT
+    assert client.said == []
     with pytest.raises(HostError, match="HF_HUB_OFFLINE is set"):
         client.open(hub).snapshot("acme/other", "", HERE)
     assert hub.log == []
@@ -273,7 +275,7 @@ def big(handler, _file):
 
 def endless(handler, _file):
     """A small file by its head, without end by its body."""
-    handler.send(200, X_Repo_Commit=COMMIT, ETag='"a"', Content_Length="" * 0 or "700")
+    handler.send(200, X_Repo_Commit=COMMIT, ETag='"a"', Content_Length="700")
     if handler.command == "GET":
         handler.wfile.write(b"x" * 100)
         handler.close_connection = True
@@ -522,15 +524,15 @@ def test_a_gated_id_ends_with_exit_code_4_and_writes_nothing(hub, tmp_path):
     """The command says in JSON what is missing, and leaves no plan."""
     hub.misbehave = lambda handler, _file: handler.send(403, X_Error_Code="GatedRepo") or True
     folder = spec(tmp_path / "env")
-    (tmp_path / "token").write_text(TOKEN)
-    env = environment(hub, tmp_path / "home", HF_TOKEN_PATH=str(tmp_path / "token"))
-    done = plan(folder, env, "--json")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "token").write_text(TOKEN)
+    done = plan(folder, environment(hub, tmp_path / "home"), "--json")
     assert done.returncode == 4, done.stderr
     told = json.loads(done.stdout)
     assert told["error"] == "HostError"
     assert told["key"].endswith("model.hf_id")
     assert TOKEN not in done.stdout + done.stderr
-    assert hub.log[0].headers["authorization"] == f"Bearer {TOKEN}"
+    assert hub.log[0].headers["authorization"] == f"Bearer {TOKEN}", hub.log
     assert [path.name for path in folder.iterdir()] == ["cluster.yml"]
 
 
