@@ -63,7 +63,7 @@ def _beginning(url: str, headers: Mapping[str, str], most: int) -> tuple[bytes, 
         # After a failed connection it closes the client, which other threads use too.
         retry_on_exceptions=(httpx2.TimeoutException, httpx2.RemoteProtocolError, httpx2.ReadError),
     ) as response:
-        if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+        if response.status_code == httpx2.codes.RANGE_NOT_SATISFIABLE:
             return b"", 0  # an empty file has no first byte
         hf_raise_for_status(response)
         size = _size(response)

@@ -532,7 +532,9 @@ def test_a_gated_id_ends_with_exit_code_4_and_writes_nothing(hub, tmp_path):
     assert told["error"] == "HostError"
     assert told["key"].endswith("model.hf_id")
     assert TOKEN not in done.stdout + done.stderr
-    assert hub.log[0].headers["authorization"] == f"Bearer {TOKEN}", hub.log
+    assert "a token that may not read it" in told["found"]
+    sent = [one.headers.get("authorization") for one in hub.asked("config.json", "HEAD")]
+    assert sent == [f"Bearer {TOKEN}"]
     assert [path.name for path in folder.iterdir()] == ["cluster.yml"]
 
 
