@@ -127,6 +127,6 @@ def test_a_copy_of_config_json_that_left_it_behind_is_refused(env, tmp_path):
     """Where the checkpoint is at hand and has the file, the copy beside the spec needs it too."""
     there = tmp_path / "checkpoint" / "hf_quant_config.json"
     there.write_text(json.dumps(quant("FP8")))
-    with pytest.raises(SpecError, match="beside the model's config.json") as caught:
+    with pytest.raises(SpecError, match=r"beside the model's config\.json") as caught:
         planning.make_plan(inventory.locate(str(env), None))
     assert str(there) in caught.value.found
