@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import httpx2
-from huggingface_hub import set_client_factory
+from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory
 
@@ -41,6 +41,8 @@ class Bounds:
         self._until = 0.0
         self._seconds = 0.0
         logging.set_verbosity_error()  # it would tell of each try, with signed URLs
+        # Else it asks the hub which programs start it, and tells it of them and of torch.
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         set_client_factory(self._client)
 
     def start(self, seconds: float) -> None:

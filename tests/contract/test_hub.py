@@ -535,6 +535,8 @@ def test_a_gated_id_ends_with_exit_code_4_and_writes_nothing(hub, tmp_path):
     assert "a token that may not read it" in told["found"]
     sent = [one.headers.get("authorization") for one in hub.asked("config.json", "HEAD")]
     assert sent == [f"Bearer {TOKEN}"]
+    assert len(hub.log) == 1  # and nothing else is asked, or told to the hub
+    assert "torch" not in hub.log[0].headers["user-agent"]
     assert [path.name for path in folder.iterdir()] == ["cluster.yml"]
 
 
