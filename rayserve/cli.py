@@ -78,7 +78,7 @@ def plan(
         others = {"--check": only_check, "--html": html, "--starts": starts, "--out": out}
         _rank_candidates(files, [name for name, given in others.items() if given], as_json=as_json)
         return
-    planned = planning.make_plan(files, starts)
+    planned = planning.make_plan(files, starts, say=_say)
     page = _page(files, planned.plan, html) if html is not None else {}
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
@@ -125,6 +125,11 @@ def _page(files: Files, plan: Plan, html: str) -> dict[Path, str]:
     return {path: text} if inventory.current(path) != text else {}
 
 
+def _say(line: str) -> None:
+    """A line of progress, beside what the command prints."""
+    click.echo(line, err=True)
+
+
 def _style() -> Style:
     """What the terminal behind stdout can show."""
     from rayserve.planner.views.terminal import style_of
@@ -149,7 +154,7 @@ def _rank_candidates(files: Files, others: list[str], *, as_json: bool) -> None:
             found=", ".join(others),
             do="leave them out (the page of a plan compares its candidates too)",
         )
-    comparison = planning.compare_candidates(files)
+    comparison = planning.compare_candidates(files, say=_say)
     if as_json:
         click.echo(json.dumps({"format": FORMAT} | comparison.as_dict(), ensure_ascii=False))
     else:

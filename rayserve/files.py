@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from rayserve.errors import SpecError, Where
+from rayserve.planner.support.modelopt import (
+    QUANT_CONFIG,
+    wants_quant_config,
+    with_quant_config,
+)
 from rayserve.planner.support.reading import (
     MAX_CONFIG_BYTES,
     MAX_INDEX_BYTES,
@@ -31,6 +36,7 @@ from rayserve.planner.weights.checkpoint import (
     parse_header,
 )
 
+CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
 MAX_SHARDS: Final = 4096
 MAX_TENSORS: Final = 300_000
@@ -66,8 +72,9 @@ def read_bytes(path: Path, most: int, *, shorten: str = "") -> bytes:
 def read_config(path: Path, named: Where | None = None) -> Mapping[str, Any] | None:
     """The content of a model's config.json; None: there is no such file.
 
-    `named`: where people wrote its name. What cannot be read at all is told there, a mistake in the
-    content in the file itself.
+    Where a file of that name has no quantization, that of hf_quant_config.json beside it counts, as it
+    does for vLLM. `named`: where people wrote its name. What cannot be read at all is told there, a
+    mistake in the content in the file itself.
 
     Raises:
         SpecError: it cannot be read, or is not the config.json of a model that answers in text.
@@ -82,7 +89,11 @@ def read_config(path: Path, named: Where | None = None) -> Mapping[str, Any] | N
         data = read_bytes(path, MAX_CONFIG_BYTES)
     except SpecError as error:
         raise _named(error, named) from None
-    return parse_config(data, _where(path))
+    config = parse_config(data, _where(path))
+    beside = path.with_name(QUANT_CONFIG)
+    if path.name == CONFIG and wants_quant_config(config) and beside.exists():
+        return with_quant_config(config, read_bytes(beside, MAX_CONFIG_BYTES), _where(beside))
+    return config
 
 
 def read_checkpoint(folder: Path) -> dict[str, int]:
@@ -113,12 +124,30 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
         names = [name for name in names if name.startswith("model")] or names
     if not all(_at_hand(folder / name) for name in names):
         return {}
-    _check_count(len(names), MAX_SHARDS, "files", folder)
+    check_shards(len(names), _where(folder))
     files: dict[str, tuple[Tensor, ...]] = {}
     for name in names:
         files[name] = read_header(folder / name)
-        _check_count(sum(map(len, files.values())), MAX_TENSORS, "tensors", folder)
+        check_tensors(sum(map(len, files.values())), _where(folder))
     return bytes_by_type(check_index(index, files, _where(at)))
+
+
+def check_shards(count: int, where: Where) -> None:
+    """Refuse more files than a checkpoint has.
+
+    Raises:
+        SpecError: they are more.
+    """
+    _check_count(count, MAX_SHARDS, "files", where)
+
+
+def check_tensors(count: int, where: Where) -> None:
+    """Refuse more tensors than a checkpoint has.
+
+    Raises:
+        SpecError: they are more.
+    """
+    _check_count(count, MAX_TENSORS, "tensors", where)
 
 
 def _at_hand(path: Path) -> bool:
@@ -184,11 +213,11 @@ def _named(error: SpecError, named: Where | None) -> SpecError:
     return SpecError(error.needed, found=f"{error.where}: {error.found}", do=error.do, where=named)
 
 
-def _check_count(count: int, most: int, what: str, folder: Path) -> None:
+def _check_count(count: int, most: int, what: str, where: Where) -> None:
     if count > most:
         raise SpecError(
             f"a checkpoint of at most {most} {what}",
             found=f"{count} and more",
             do="keep the files of one checkpoint in the folder",
-            where=_where(folder),
+            where=where,
         )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rayserve import planning
 from rayserve.errors import UsageError
-from rayserve.files import read_config
 from rayserve.inventory import Files, current
 from rayserve.plan import Plan
 from rayserve.planner import build_curves
@@ -65,7 +64,7 @@ def text_of(files: Files, plan: Plan) -> str:
     curves = build_curves(
         plan,
         served,
-        read_config(read.folder / served.model.config),
+        planning.served_config(read, served, plan),
         draft_config=read.draft_config,
     )
     return page(plan, files.spec.name, curves=curves, comparison=comparison)

@@ -5,28 +5,36 @@ cluster.yml, config.json, headers of the checkpoint, starts.jsonl ──▶ plan
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayserve.errors import PlanError, SpecError, Where
-from rayserve.files import read_bytes, read_checkpoint, read_config
+from rayserve.errors import PlanError, RayserveError, SpecError, Where
+from rayserve.files import read_bytes, read_config
 from rayserve.inventory import MAX_BYTES, Files, decoded, read_plan
 from rayserve.plan import NamedValue, Plan, ReplicaPlan
 from rayserve.planner import build_plan
 from rayserve.planner.candidates import Checkpoint, Compared, Comparison, best, compare
-from rayserve.planner.catalogue import CPU, Gpu, find_gpu
-from rayserve.planner.content import host_files, model_config_path
+from rayserve.planner.catalogue import Gpu, find_gpu
 from rayserve.planner.evidence import sift, unused
 from rayserve.planner.render import plan_text, serve_text
 from rayserve.serve_config import serve_config
+from rayserve.sources import Sources
 from rayserve.spec import SERVED, ClusterSpec, absolute_paths, parse_spec, picks, serving_pool
 from rayserve.starts import LEDGER, MOST_STARTS, Ledger, newest, read_starts, starts_text
+
+Say = Callable[[str], None]
+PINNED = (
+    "the commit that `{name}` was when this was planned, and that every host loads; a changed "
+    "cluster.yml is planned from what it is then, unless the commit is written there"
+)
+
+
+def _quiet(_line: str) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,12 @@ class Read:
     before: Plan | None
     """The plan on disk; None: there is none, or what is there is about to be written anew."""
 
+    def sources(self, say: Say) -> Sources:
+        """Where its checkpoints are read from."""
+        before = self.before
+        unchanged = before is not None and before.spec_sha256 == self.sha256
+        return Sources(self.spec, self.folder, before=before, unchanged=unchanged, say=say)
+
 
 def read_spec(files: Files) -> Read:
     """The spec of an environment.
@@ -72,25 +86,30 @@ def read_spec(files: Files) -> Read:
     )
 
 
-def make_plan(files: Files, ledgers: Sequence[str] = ()) -> Planned:
+def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -> Planned:
     """Read the spec, what it names and what lies beside it, and plan.
 
-    `ledgers`: files of starts from the hosts, whose comparable starts are added to those beside the
-    spec. The plan is made from the latter, so that it is the same wherever it is made again.
+    Args:
+        files: of the environment.
+        ledgers: files of starts from the hosts, whose comparable starts are added to those beside the
+            spec. The plan is made from the latter, so that it is the same wherever it is made again.
+        say: takes a line of progress, where something is fetched.
 
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
+        HostError: what it names cannot be fetched.
     """
     read = read_spec(files)
+    sources = read.sources(say)
     chosen: list[NamedValue] = []
     plan: Plan | None = None
     if picks(read.spec):
-        compared = _compare(read)
+        compared = _compare(read, sources)
         chosen = [best(compared)]
         plan = compared.plans[str(chosen[0].value)]
         one = next(item for item in compared.checkpoints if item.name == chosen[0].value)
     else:
-        one = _checkpoint(SERVED, read.spec, read)
+        one = _checkpoint(SERVED, read.spec, sources)
     if one.problem is not None:
         raise one.problem
     build = functools.partial(
@@ -110,6 +129,7 @@ def make_plan(files: Files, ledgers: Sequence[str] = ()) -> Planned:
         kept, told = _collected(kept, ledgers, (plan or build()).replica, gpu)
     if plan is None or kept != Ledger():
         plan = build(ledger=kept)
+    chosen += _pinned(read.spec, one)
     plan = plan.model_copy(update={"choices": [*chosen, *plan.choices]})
     source = files.spec.name
     texts = {
@@ -121,7 +141,7 @@ def make_plan(files: Files, ledgers: Sequence[str] = ()) -> Planned:
     return Planned(plan, texts, told)
 
 
-def compare_candidates(files: Files) -> Comparison:
+def compare_candidates(files: Files, *, say: Say = _quiet) -> Comparison:
     """All checkpoints of a spec, the best first.
 
     Raises:
@@ -135,7 +155,20 @@ def compare_candidates(files: Files) -> Comparison:
             do="list them, each with name, path or hf_id, and config (docs/candidates.md)",
             where=read.spec.where("model"),
         )
-    return _compare(read).comparison
+    return _compare(read, read.sources(say)).comparison
+
+
+def served_config(read: Read, spec: ClusterSpec, plan: Plan) -> Mapping[str, Any] | None:
+    """The content of the config.json that a plan of `spec` was made from.
+
+    Raises:
+        SpecError, HostError: it cannot be read any more.
+    """
+    if spec.model.hf_id and not spec.model.config:
+        revision = plan.replica.engine_arguments().get("revision", spec.model.revision)
+        model = spec.model.model_copy(update={"revision": revision})
+        spec = spec.model_copy(update={"model": model})
+    return read.sources(_quiet).config(spec)
 
 
 def read_model_config(path: str) -> Mapping[str, Any]:
@@ -158,64 +191,34 @@ def read_model_config(path: str) -> Mapping[str, Any]:
 # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare(read: Read) -> Compared:
+def _compare(read: Read, sources: Sources) -> Compared:
     """Every checkpoint of a spec; a config.json that cannot be read is told in its row."""
     spec = read.spec
-    found = [] if picks(spec) else [_checkpoint(SERVED, spec, read)]
+    found = [] if picks(spec) else [_checkpoint(SERVED, spec, sources)]
     for index, candidate in enumerate(spec.model.candidates):
-        found.append(_checkpoint(candidate.name, spec.serving(index), read))
+        found.append(_checkpoint(candidate.name, spec.serving(index), sources))
     return compare(found, read.sha256, draft_config=read.draft_config)
 
 
-def _checkpoint(name: str, spec: ClusterSpec, read: Read) -> Checkpoint:
-    config, problem = None, None
-    stored: Mapping[str, int] = {}
-    digests = _digests(spec, read.folder, read.before)
+def _checkpoint(name: str, spec: ClusterSpec, sources: Sources) -> Checkpoint:
     try:
-        written = spec.where("model", "config")
-        config = read_config(read.folder / spec.model.config, named=written)
-        stored = _stored(spec, read, digests)
-    except SpecError as error:
-        problem = error.with_traceback(None)  # its frames hold all that was read
-    return Checkpoint(name, spec, config, digests, stored, problem)
+        found = sources.read(spec)
+    except RayserveError as error:
+        # Without its frames, which hold all that was read.
+        return Checkpoint(name, spec, None, problem=error.with_traceback(None))
+    return Checkpoint(name, found.spec, found.config, found.digests, found.stored)
 
 
-def _digests(spec: ClusterSpec, folder: Path, before: Plan | None) -> dict[str, str]:
-    """SHA-256 of the small files that define a replica.
-
-    Files of the hosts are read where the plan is made on a host. Elsewhere the digest that the plan
-    `before` has of them stays, so that a plan is the same wherever it is made again.
-    """
-    known = before.replica.content if before is not None else []
-    found = {item.name: str(item.value) for item in known}
-    places = {path: Path(path) for path in host_files(spec)}
-    places[model_config_path(spec)] = folder / spec.model.config
-    for name, place in places.items():
-        with contextlib.suppress(OSError):  # not here, or not for us to look at
-            if place.is_file() and os.access(place, os.R_OK):
-                found[name] = hashlib.sha256(read_bytes(place, MAX_BYTES)).hexdigest()
-    return found
-
-
-def _stored(spec: ClusterSpec, read: Read, digests: Mapping[str, str]) -> Mapping[str, int]:
-    """Bytes of the checkpoint's tensors by type, from the headers of its files; empty: not known.
-
-    As with the digests, what the plan on disk has of them stays where they are not at hand, as long
-    as the model's config.json is the same.
-    """
-    if serving_pool(spec).gpu == CPU:  # no GPU memory to prove
-        return {}
-    places = [(read.folder / spec.model.config).parent]
-    if spec.model.path:
-        places.append(Path(spec.model.path))
-    found: Mapping[str, int] = next(filter(None, map(read_checkpoint, places)), {})
-    name, before = model_config_path(spec), read.before
-    if found or before is None:
-        return found
-    same = any(
-        item.name == name and item.value == digests.get(name) for item in before.replica.content
-    )
-    return {item.name: item.value for item in before.checkpoint} if same else {}
+def _pinned(spec: ClusterSpec, one: Checkpoint) -> list[NamedValue]:
+    """The commit that was read, where the spec names none: what is served is what was planned."""
+    written = {item.name: item.revision for item in spec.model.candidates}
+    named = written.get(one.name, spec.model.revision)
+    commit = one.spec.model.revision
+    if commit == named:
+        return []
+    return [
+        NamedValue(name="model.revision", value=commit, reason=PINNED.format(name=named or "main"))
+    ]
 
 
 def _recorded(path: Path) -> Plan | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rayserve.plan import NamedValue
+from rayserve.planner.support.modelopt import QUANT_CONFIG
 from rayserve.spec import ClusterSpec
 
 UNREAD = "Not at hand when this was planned, so a change of its content does not change the revision: {path}"
@@ -19,6 +20,11 @@ def model_config_path(spec: ClusterSpec) -> str:
     return f"{spec.model.path or spec.model.hf_id}/config.json"
 
 
+def quant_config_path(spec: ClusterSpec) -> str:
+    """The name of the checkpoint's hf_quant_config.json, which few have."""
+    return f"{spec.model.path or spec.model.hf_id}/{QUANT_CONFIG}"
+
+
 def host_files(spec: ClusterSpec) -> list[str]:
     """Small files that lie on the hosts alone."""
     template = [spec.chat.template_file] if spec.chat.template_file else []
@@ -27,7 +33,7 @@ def host_files(spec: ClusterSpec) -> list[str]:
 
 def content(spec: ClusterSpec, digests: Mapping[str, str]) -> list[NamedValue]:
     """Name and SHA-256 of each file whose digest is known."""
-    names = [model_config_path(spec), *host_files(spec)]
+    names = [model_config_path(spec), quant_config_path(spec), *host_files(spec)]
     return [NamedValue(name=name, value=digests[name]) for name in names if name in digests]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rayserve.spec.base import HF_ID, ModelName, OptionalPath, Section, Text
+from rayserve.spec.base import HF_ID, ModelName, OptionalPath, Section
 
 
 class Checkpoint(Section):
@@ -15,10 +15,11 @@ class Checkpoint(Section):
     hf_id: str = Field(default="", pattern=HF_ID)
     """Hugging Face id, `organisation/name`; pinned by `revision`."""
     revision: str = ""
-    """Commit of `hf_id`, so that every host loads the same weights."""
+    """Commit of `hf_id`, so that every host loads the same weights. Where the plan fetches `config`, a
+    branch or tag will do: the plan names its commit."""
     config: str = ""
     """config.json of the checkpoint, relative to cluster.yml: the plan needs no download. Required
-    beside `path` or `hf_id`."""
+    beside `path`; empty beside `hf_id`: fetched from the hub, or its cache on this machine."""
     checkpoint_bytes: int = Field(default=0, ge=0)
     """Sum of the checkpoint's tensor sizes in bytes, for an architecture that the planner does not know
     and where the headers of its files cannot be read; 0: not told."""
@@ -29,8 +30,6 @@ class Candidate(Checkpoint):
 
     name: ModelName
     """Short name in the table, such as `w4a16`; `model` is the one that `model` itself names."""
-    config: Text
-    """config.json of this checkpoint, relative to cluster.yml."""
 
 
 class Model(Checkpoint):

@@ -33,13 +33,6 @@ def model_rule(spec: ClusterSpec) -> Iterator[Problem]:
                 )
         return
     yield from _weights(spec, model, at)
-    if not model.config:
-        yield Problem(
-            (*at, "config"),
-            "`model.config`, the checkpoint's config.json",
-            "nothing",
-            "add its path, relative to cluster.yml; the plan needs no other file",
-        )
 
 
 def candidates_rule(spec: ClusterSpec) -> Iterator[Problem]:
@@ -102,6 +95,13 @@ def _weights(spec: ClusterSpec, checkpoint: Checkpoint, at: Loc) -> Iterator[Pro
             "`revision` only with `hf_id`",
             f"path: {checkpoint.path}",
             "remove `revision`; a folder has none",
+        )
+    if not checkpoint.config and not checkpoint.hf_id:
+        yield Problem(
+            (*at, "config"),
+            f"`{name}.config`, the checkpoint's config.json",
+            "nothing",
+            "add its path, relative to cluster.yml; the plan needs no other file",
         )
     if checkpoint.hf_id and not checkpoint.revision and spec.profile == "production":
         yield Problem(

@@ -1,0 +1,141 @@
+"""What went wrong with a hub, in words that help?
+
+Texts of other libraries are not repeated: a token or a signed URL may be in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx2
+from huggingface_hub import errors
+
+from rayserve.errors import HostError, RayserveError, SpecError, Where
+from rayserve.hub.bounds import STEP_S, RefusedAnswerError
+
+INSTEAD: Final = "copy config.json of the checkpoint here and name it in `config`"
+LOG_IN: Final = "set HF_TOKEN, or log in with `hf auth login`"
+FAILURES: Final = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    errors.OIDCError,
+    RefusedAnswerError,
+)
+"""What huggingface_hub and its client raise."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for."""
+
+    hf_id: str
+    revision: str
+    """Branch, tag or commit."""
+    file: str
+    endpoint: str
+    where: Where
+    """The place in the spec that names the id."""
+
+    @property
+    def host(self) -> str:
+        """The hub, without a password that its URL may have."""
+        parts = urlsplit(self.endpoint)
+        return parts.hostname or "the hub"
+
+    @property
+    def place(self) -> str:
+        """The file, for messages."""
+        return f"{self.file} of {self.hf_id} at {self.revision}"
+
+
+def refusal(error: Exception, asked: Asked) -> RayserveError:
+    """The error of ours for one of `FAILURES`."""
+    known = _of_the_id(error, asked)
+    if known is not None:
+        return known
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
+    found, do = _of_the_way(cause if isinstance(cause, Exception) else error)
+    return HostError(
+        f"{asked.place}, from {asked.host} or this machine's cache of it",
+        found=found,
+        do=f"{do}; or {INSTEAD}",
+        where=asked.where,
+    )
+
+
+def _of_the_id(error: Exception, asked: Asked) -> RayserveError | None:
+    """What is wrong with id, revision, file or access; None: something else is."""
+    where, host = asked.where, asked.host
+    if isinstance(error, errors.RevisionNotFoundError):
+        return SpecError(
+            f"a branch, tag or commit of {asked.hf_id} on {host}",
+            found=f"no `{asked.revision}`",
+            do="correct `revision`",
+            where=where,
+        )
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return SpecError(
+            asked.place,
+            found=f"no such file on {host}",
+            do="name a checkpoint in the format of Transformers; GGUF and others have none",
+            where=where,
+        )
+    if not isinstance(error, errors.HfHubHTTPError):
+        return None
+    status = error.response.status_code
+    token = "authorization" in error.response.request.headers
+    gated = isinstance(error, errors.GatedRepoError)
+    if gated or status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
+        kind = "a gated model" if gated else "a private model, or none of this name"
+        sent = "a token that may not read it" if token else "no token"
+        renew = "use a token of an account that may read it" if token else LOG_IN
+        accept = f"accept its conditions on its page on {host}, then {renew}"
+        return HostError(
+            f"access to {asked.hf_id} on {host}",
+            found=f"HTTP {status}: {kind}; {sent}",
+            do=f"{accept if gated else f'correct hf_id, or {renew}'}; or {INSTEAD}",
+            where=where,
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status == httpx2.codes.NOT_FOUND:
+        return SpecError(
+            f"a model {asked.hf_id} on {host}",
+            found=f"HTTP {status}: none of this name" + ("" if token else ", or a private one"),
+            do="correct hf_id" + ("" if token else f", or {LOG_IN}"),
+            where=where,
+        )
+    return None
+
+
+def _of_the_way(error: Exception) -> tuple[str, str]:
+    """What lies between this machine and the hub: found, do."""
+    again = "try again"
+    if isinstance(error, RefusedAnswerError):
+        return error.found, again if error.waiting else "check HF_ENDPOINT"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set, and it is not in the cache", "unset HF_HUB_OFFLINE"
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"HTTP {error.response.status_code}", again
+    if isinstance(error, errors.FileMetadataError):
+        return "an answer that is not a model hub's", "check HF_ENDPOINT and proxies"
+    if isinstance(error, httpx2.TimeoutException):
+        return (
+            f"no answer in {STEP_S:.0f} s",
+            "check network, proxies and HF_ENDPOINT, and try again",
+        )
+    if isinstance(error, httpx2.ConnectError):
+        reason = str(error)[:120] or "no connection"
+        return reason, "check network, proxies and HF_ENDPOINT, and try again"
+    if isinstance(error, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
+        return "HF_ENDPOINT is no URL", "write it as https://host"
+    if isinstance(error, PermissionError):
+        return "the cache cannot be written", "set HF_HOME to a folder that can be written"
+    if isinstance(error, httpx2.LocalProtocolError | UnicodeError):
+        return "a token with characters that no token has", "correct HF_TOKEN or the token file"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({type(error).__name__})", "check the folder of HF_HOME"
+    return f"an answer that broke off or was wrong ({type(error).__name__})", again
