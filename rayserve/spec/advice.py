@@ -59,7 +59,7 @@ class Takes:
         return cls(name, tuple(kinds), words, numbers, tuple(metadata), default)
 
     @property
-    def number(self) -> type[int] | type[float] | None:
+    def number(self) -> type[int | float] | None:
         """The kind of its numbers; None: it takes none."""
         return float if float in self.kinds else int if int in self.kinds else None
 
@@ -111,7 +111,9 @@ def advice(field: FieldInfo | None, name: str, value: Any, *, item: bool) -> str
 def _for_text(takes: Takes, text: str) -> str:
     number = _number(takes, text)
     if number is not None:
-        return _shown(number) if takes.fits(number) else takes.beyond(number)
+        if not takes.fits(number):
+            return takes.beyond(number)
+        return _shown(number) + (" without quotes" if NUMBER.fullmatch(text.strip()) else "")
     low = text.strip().lower()
     if bool in takes.kinds and low in ("true", "yes", "on", "false", "no", "off"):
         return f"{'true' if low in ('true', 'yes', 'on') else 'false'} without quotes"
