@@ -109,12 +109,10 @@ def build_plan(
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
     architecture = known_architecture(spec, profile, model_config)
-    fit = obstacles = None
-    if gpu is not None:
-        held = checkpoint_sum(spec, profile, architecture, stored)
-        fit = Fit(spec, profile, architecture, gpu, held)
-        if architecture is not None:
-            obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
+    fit = _fit(spec, profile, architecture, gpu, stored)
+    obstacles = None
+    if architecture is not None and gpu is not None:
+        obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
     check_hosts(spec, pool, cut)
@@ -153,12 +151,7 @@ def build_plan(
         replica=replica,
         door=door,
         scaling=_scaling(spec, sizing),
-        timeouts=Timeouts(
-            drain_s=spec.timeouts.drain_s,
-            stall_s=spec.timeouts.stall_s,
-            health_check_period_s=spec.timeouts.health_period_s,
-            health_check_timeout_s=spec.timeouts.health_timeout_s,
-        ),
+        timeouts=_timeouts(spec),
         endpoint=_endpoint(spec),
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
@@ -208,6 +201,20 @@ def _replica(
         state_dir=spec.state_dir,
         content=content(spec, digests),
     )
+
+
+def _fit(
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    architecture: Architecture | None,
+    gpu: Gpu | None,
+    stored: Mapping[str, int],
+) -> Fit | None:
+    """The judge of memory; None without GPUs."""
+    if gpu is None:
+        return None
+    held = checkpoint_sum(spec, profile, architecture, stored)
+    return Fit(spec, profile, architecture, gpu, held)
 
 
 def _narrowed(
@@ -334,3 +341,12 @@ def build_curves(
     stored = {item.name: item.value for item in plan.checkpoint}
     fit = Fit(spec, profile, architecture, gpu, checkpoint_sum(spec, profile, architecture, stored))
     return curves(plan, fit)
+
+
+def _timeouts(spec: ClusterSpec) -> Timeouts:
+    return Timeouts(
+        drain_s=spec.timeouts.drain_s,
+        stall_s=spec.timeouts.stall_s,
+        health_check_period_s=spec.timeouts.health_period_s,
+        health_check_timeout_s=spec.timeouts.health_timeout_s,
+    )

@@ -119,7 +119,9 @@ def advice(field: FieldInfo | None, name: str, value: Any, *, item: bool, told: 
 def _for_text(takes: Takes, text: str) -> str:
     number = _number(takes, text)
     if number is not None:
-        return _shown(number) if takes.fits(number) else takes.beyond(number)
+        if not takes.fits(number):
+            return takes.beyond(number)
+        return _shown(number) + (" without quotes" if NUMBER.fullmatch(text.strip()) else "")
     low = text.strip().lower()
     if bool in takes.kinds and low in ("true", "yes", "on", "false", "no", "off"):
         return f"{'true' if low in ('true', 'yes', 'on') else 'false'} without quotes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from rayserve.demo import keeper, processes
 
 REPOSITORY = Path(__file__).parents[2]
-DEMO_ID = "test-demo"
+DEMO_ID = secrets.token_hex(8)  # the tests of another checkout may run beside these
 
 FAMILY = """
 import subprocess, sys, time
