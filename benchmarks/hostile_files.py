@@ -137,9 +137,9 @@ def _unknown(files: dict[str, bytes]) -> Callable[[Path], None]:
 # ── files that are none ───────────────────────────────────────────────────────────────────────────
 def _files() -> Iterator[Hostile]:
     for name, say, make in (
-        ("a folder", "found: a folder", lambda path: path.mkdir()),
-        ("a pipe", "found: a pipe", os.mkfifo),
-        ("/dev/zero", "found: a device", lambda path: path.symlink_to("/dev/zero")),
+        ("a folder", "config.json: a folder", lambda path: path.mkdir()),
+        ("a pipe", "config.json: a pipe", os.mkfifo),
+        ("/dev/zero", "config.json: a device", lambda path: path.symlink_to("/dev/zero")),
         ("a loop of links", "symbolic links", lambda path: path.symlink_to(path.name)),
         ("a link to nothing", "which is not there", lambda path: path.symlink_to("gone.json")),
         ("no file", "no file at", lambda path: path.unlink(missing_ok=True)),
@@ -290,7 +290,7 @@ def _others() -> Iterator[Hostile]:
         (folder / "cluster.yml").write_text(SPEC + draft)
         os.mkfifo(folder / "draft.json")
 
-    yield Hostile("config of the draft model is a pipe", "found: a pipe", build)
+    yield Hostile("config of the draft model is a pipe", "draft.json: a pipe", build)
     text = SPEC + "  chat: {template_file: TEMPLATE}\n"
 
     def large(folder: Path) -> None:
