@@ -43,6 +43,8 @@ class Bounds:
         logging.set_verbosity_error()  # it would tell of each try, with signed URLs
         # Else it asks the hub which programs start it, and tells it of them and of torch.
         constants.HF_HUB_DISABLE_TELEMETRY = True
+        # Else a client of its own, which knows no bounds, fetches what a hub keeps in Xet.
+        constants.HF_HUB_DISABLE_XET = True
         set_client_factory(self._client)
 
     def start(self, seconds: float) -> None:
@@ -88,6 +90,7 @@ class Bounds:
             wait = re.sub(r"\D", "", headers.get("Retry-After", ""))[:6]
             told = f", wait {wait} s" if wait else ""
             raise RefusedAnswerError(f"HTTP 429: too many requests{told}", waiting=True)
+        headers.pop("Retry-After", None)  # of a server that fails: tried again as soon as always
         packed = headers.get("Content-Encoding", "identity").lower()
         if response.is_success and packed != "identity":
             raise RefusedAnswerError("a packed answer, which was not asked for")

@@ -1,8 +1,8 @@
 """How does Ray Serve ask `rayserve.autoscaling` for the number of replicas?
 
 Serve instantiates `CapacityPolicy` in its controller, again after every change of the deployment's
-config, and calls it ten times a second inside its control loop. So it never waits: loads come from
-the replicas' last reports, free gangs from the watcher's last view of the cluster.
+config, and calls it at each turn of its control loop, twice a second. So it never waits: loads come
+from the replicas' last reports, free gangs from the watcher's last view of the cluster.
 """
 
 from __future__ import annotations

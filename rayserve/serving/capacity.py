@@ -1,6 +1,6 @@
 """Which resources of the cluster are free, answered at once and without asking Ray?
 
-Serve calls autoscaling policies inside its controller's only control loop, ten times a second, so
+Serve calls autoscaling policies inside its controller's only control loop, twice a second, so
 nothing there may wait. One daemon thread of the controller's process asks Ray and keeps the newest
 answer; policies read that. Where Ray does not answer, the answer grows old and policies stop
 growing. This module is imported by reference, so that all policies of a controller share it, while

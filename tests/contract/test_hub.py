@@ -89,6 +89,25 @@ def refused(client: Client, server: HubServer | str, revision: str = "") -> Rays
     return caught.value
 
 
+def test_what_a_hub_keeps_in_xet_comes_over_http_within_bounds(hub, client):
+    """No second client fetches it, whatever servers the hub names for that."""
+
+    def kept(handler, file):
+        if handler.command != "HEAD":
+            return False
+        size, elsewhere = str(len(CONFIG)), '<http://127.0.0.1:1/token>; rel="xet-auth"'
+        handler.send(
+            200, X_Repo_Commit=COMMIT, ETag='"a"', Content_Length=size, X_Xet_Hash="0" * 64,
+            Link=elsewhere,
+        )  # fmt: skip
+        return file == "config.json"
+
+    hub.misbehave = kept
+    snapshot = client.open(hub).snapshot(ID, "", HERE)
+    assert (snapshot.folder / "config.json").read_bytes() == CONFIG
+    assert len(hub.asked("config.json")) == 1
+
+
 # ── a checkpoint ────────────────────────────────────────────────────────────────────────────────
 def test_a_branch_becomes_the_commit_that_it_is(hub, client):
     """The snapshot names the commit, and its folder holds config.json as it is on the hub."""
@@ -358,6 +377,7 @@ def circles(handler, _file):
         (busy, "HTTP 429: too many requests, wait 3600 s"),
         (circles, "broke off or was wrong (TooManyRedirects)"),
         (lambda handler, _file: handler.send(500) or True, "HTTP 500"),
+        (lambda handler, _file: handler.send(503, Retry_After="86400") or True, "HTTP 503"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -193,7 +193,7 @@ def start(
         *(f"--cap-drop={capability}" for capability in _dropped()),
         "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined",
         "--security-opt=label=disable", "--device=/dev/loop-control", "--device=/dev/fuse",
-        "--device-cgroup-rule=b 7:* rwm", "--device-cgroup-rule=b 259:* rwm", *devices,
+        *devices,  # of the machine's disks these alone
         f"--volume={folder}:/host-disk", *(f"--volume={mount}" for mount in mounts), picture,
     )  # fmt: skip
 
