@@ -49,7 +49,7 @@ def node_environment(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
         NamedValue(
             name="RAY_SERVE_CONTROL_LOOP_INTERVAL_S",
             value="0.5",
-            reason="Serve's own 0.1 s takes 6 % of a core from an idle host; replicas change rarely",
+            reason="at Serve's own 0.1 s an idle controller does twice the work; replicas change rarely",
         ),
         NamedValue(
             name="RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
