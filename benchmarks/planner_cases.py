@@ -82,6 +82,8 @@ CAPABILITIES = (
     (r"v100", 7.0),
     (r"t4\b", 7.5),
 )
+NOT_OFFLOADED = re.compile(r"\b(no|not|without|kv)\b|offload\w*\W+(off|none|0)\b", re.IGNORECASE)
+"""In the clause of a note that speaks of offloading: it tells of the cache, or that none was done."""
 UNSTATED_VERSION = (0, 19)
 UNSTATED_CAPABILITY = 9.0
 
@@ -253,7 +255,8 @@ def architecture_of(inputs: Inputs, case_id: str) -> Architecture:
 def out_of_scope(case: Mapping[str, Any]) -> str:
     """Why a case's logged weights are not those of a plain start; empty where they are."""
     notes = str(case.get("notes") or "")
-    if "offload" in notes:
+    clauses = [one for one in re.split(r"[;,]|\.\s", notes) if "offload" in one.lower()]
+    if any(not NOT_OFFLOADED.search(one) for one in clauses):
         return "part of the weights is offloaded"
     if re.search(r"DFlash|EAGLE|draft model", notes):
         return "a draft model of unknown size is loaded too"

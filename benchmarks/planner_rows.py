@@ -45,6 +45,9 @@ TOTALS = (
 FREE = re.compile(r"Free memory on device \S+ \(([\d.]+)/")
 PRINTED_GIB = 0.005
 """Logs print GiB with two digits."""
+LATENTS_KNOWN = (0, 7)
+"""The release of the old engine whose rows of latents a log shows: a case that is not out of sample."""
+OLD_LATENTS = "the old engine with MLA is not modelled"
 MEMORY_REFUSAL = re.compile(r"KV cache|out of memory|max seq len|Free memory", re.IGNORECASE)
 
 
@@ -56,6 +59,7 @@ class CaseRow:
     model: str
     family: str = ""
     version: str = ""
+    ranks: int = 1
     weights_gib: float | None = None
     logged_weights_gib: float | None = None
     blocks: int | None = None
@@ -124,18 +128,39 @@ def relative(predicted: float | None, logged: float | None) -> float | None:
 
 
 def case_row(case: Mapping[str, Any], record: Record | None) -> CaseRow:
-    """The row of a case."""
+    """The row of a case; one with a value of a kind that no log has is left out with that reason."""
+    try:
+        return _case_row(case, record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"not a case as the format has it: {type(error).__name__} {error}"
+        row = CaseRow(id=str(case.get("id")), model=str(case.get("model") or ""))
+        return replace(row, no_weights=reason, no_cache=reason, no_end_to_end=reason)
+
+
+def started(case: Mapping[str, Any]) -> bool | None:
+    """Whether vLLM came up: what the case says, else whether it has the engine's figures; else None."""
+    outcome = case.get("outcome")
+    if outcome:
+        return str(outcome) == "ok"
+    if case.get("error"):
+        return False
+    figures = ("kv_cache_gib_per_gpu", "gpu_blocks", "max_concurrency", "kv_tokens")
+    return True if any(case.get(name) for name in figures) else None
+
+
+def _case_row(case: Mapping[str, Any], record: Record | None) -> CaseRow:
     row = CaseRow(
-        id=str(case["id"]),
+        id=str(case.get("id") or case.get("model") or "without a name"),
         model=str(case.get("model") or ""),
         version=str(case.get("vllm_version") or ""),
+        ranks=int(case.get("tp") or 1) * int(case.get("pp") or 1),
         logged_weights_gib=case.get("weights_gib_per_gpu"),
         logged_blocks=case.get("gpu_blocks"),
         logged_concurrency=case.get("max_concurrency"),
         logged_tokens=case.get("kv_tokens"),
         logged_kv_gib=_positive(case.get("kv_cache_gib_per_gpu")),
         memory_refusal=bool(
-            case["outcome"] == "error" and MEMORY_REFUSAL.search(str(case.get("error") or ""))
+            started(case) is False and MEMORY_REFUSAL.search(str(case.get("error") or ""))
         ),
     )
     reason = out_of_scope(case)
@@ -153,8 +178,18 @@ def case_row(case: Mapping[str, Any], record: Record | None) -> CaseRow:
     setup, reason = _setup(case, record, architecture)
     if setup is None:
         return replace(row, no_cache=reason, no_end_to_end=reason)
+    if setup.facts.runner is Runner.V0 and has_latents(architecture):
+        row = replace(row, no_end_to_end=OLD_LATENTS)
+        if setup.facts.number != LATENTS_KNOWN:
+            return replace(row, no_cache=OLD_LATENTS)
+        return _cache(row, architecture, setup)
     row = _cache(row, architecture, setup)
     return _end_to_end(row, case, architecture, setup)
+
+
+def has_latents(architecture: Architecture) -> bool:
+    """Whether a layer keeps latents (MLA)."""
+    return any(layer.attention.kind == MLA for layer in architecture.layers)
 
 
 def _positive(value: float | None) -> float | None:
@@ -187,8 +222,6 @@ def _setup(
     if not total:
         return None, "the GPU is not recorded"
     facts = version_facts(version)
-    if facts.runner is Runner.V0 and any(one.attention.kind == MLA for one in architecture.layers):
-        return None, "the old engine with MLA is not modelled"
     length = int(case.get("max_model_len") or architecture.max_position)
     default = default_batch(facts, gpu_name=gpu, total_bytes=total, max_model_len=length)
     free = FREE.search(str(case.get("error") or ""))
@@ -259,17 +292,18 @@ def _capacity(architecture: Architecture, setup: Setup, size: int) -> CacheCapac
 def _end_to_end(
     row: CaseRow, case: Mapping[str, Any], architecture: Architecture, setup: Setup
 ) -> CaseRow:
-    if case["outcome"] == "error" and not row.memory_refusal:
+    outcome = started(case)
+    if outcome is False and not row.memory_refusal:
         return replace(row, no_end_to_end="refused for something else than memory")
     try:
         found = estimate(architecture, setup)
     except RayserveError as error:
         return replace(row, no_end_to_end=f"{error.needed}; found {error.found}")
     row = replace(row, **_kv(row, found))
-    if not case.get("max_model_len") and case["outcome"] == "ok":
-        return row  # what one request needs is not recorded
+    if outcome is None or (outcome and not case.get("max_model_len")):
+        return row  # how it ended, or what one request needs, is not recorded
     starts = found.verdict.starts
-    right = None if starts is None else starts == (case["outcome"] == "ok")
+    right = None if starts is None else starts == outcome
     return replace(row, verdict=str(found.verdict), verdict_right=right)
 
 

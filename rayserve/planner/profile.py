@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayserve.errors import SpecError, Where
-from rayserve.planner.weights.allocator import round_up
 from rayserve.planner.weights.modules import VOCAB_PADDING
 from rayserve.planner.weights.names import canonical, text_part
+from rayserve.units import round_up
 
 TYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8}
 METHOD_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4, "nvfp4": 4}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.planner_accuracy import main
-from benchmarks.planner_cases import case_inputs, find_record
+from benchmarks.planner_cases import case_inputs, find_record, out_of_scope
 from benchmarks.planner_recipes import named_format
 
 CONFIG = {
@@ -70,6 +70,96 @@ def test_what_is_left_out_has_its_reason(tmp_path):
     rows = {row["id"]: row for row in report["rows"]}
     assert "config" in rows["alone"]["no_weights"]
     assert "version" in rows["undated"]["no_end_to_end"]
+
+
+def test_a_bar_that_no_case_asks_is_not_missed(tmp_path, capsys):
+    """A file without a refusal passes by what it has; one in which nothing can be judged does not."""
+    code, report = judged(tmp_path, [STARTED])
+    assert code == 0
+    assert report["bars"][-1]["passed"] is None
+    assert "not measured, no case" in capsys.readouterr().out
+    assert judged(tmp_path, [{**STARTED, "config_key": None, "model": "a/b"}])[0] == 1
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", '{"cases": 1}', "[1]"])
+def test_a_file_of_something_else_is_told(tmp_path, capsys, content):
+    """No traceback and exit code 2, which no missed bar gives."""
+    cases, configs = tmp_path / "cases.json", tmp_path / "configs.json"
+    configs.write_text(json.dumps([CONFIG]))
+    if content is not None:
+        cases.write_text(content)
+    assert main([str(cases), "--configs", str(configs)]) == 2
+    assert "cases.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "strange", [{"tp": "many"}, {"weights_gib_per_gpu": "15 GiB"}, {"id": None}]
+)
+def test_one_strange_case_does_not_stop_the_others(tmp_path, strange):
+    """It is left out with its reason, or judged where the strange part does not matter."""
+    _, report = judged(tmp_path, [STARTED | strange, STARTED])
+    assert len(report["rows"]) == 2
+    assert abs(report["rows"][1]["kv_error"]) < 0.01
+    assert report["rows"][0]["kv_error"] is not None or report["rows"][0]["no_end_to_end"]
+
+
+def test_a_case_may_leave_out_how_it_ended(tmp_path):
+    """Figures of an engine tell that it started, an error that it did not."""
+    rows = judged(
+        tmp_path,
+        [
+            {key: value for key, value in case.items() if key != "outcome"}
+            for case in (STARTED, REFUSED)
+        ],
+    )[1]["rows"]
+    assert [row["verdict_right"] for row in rows] == [True, True]
+
+
+def test_cases_may_stand_in_an_object(tmp_path):
+    """Under `cases`, as some files have them."""
+    paths = [tmp_path / name for name in ("cases.json", "configs.json")]
+    paths[0].write_text(json.dumps({"cases": [STARTED]}))
+    paths[1].write_text(json.dumps({"models": [CONFIG]}))
+    assert main([str(paths[0]), "--configs", str(paths[1])]) == 0
+
+
+@pytest.mark.parametrize(
+    "notes,left_out",
+    [
+        ("cpu_offload 40 GiB/rank (experts, UVA)", True),
+        ("prefix caching off; weights offloaded to host", True),
+        ("no CPU offload", False),
+        ("without cpu_offload; EP4", False),
+        ("cpu offload off", False),
+        ("KV offloading to host memory", False),
+        ("", False),
+    ],
+)
+def test_only_offloaded_weights_leave_a_case_out(notes, left_out):
+    """A note that none are offloaded, or that the cache is, does not."""
+    assert bool(out_of_scope({**STARTED, "notes": notes})) == left_out
+
+
+def test_leaving_a_family_out_refits_what_is_empirical(tmp_path):
+    """A family whose logs all have half a GiB less is not judged by its own logs, but by the others'."""
+    odd = {
+        "model": "a/odd",
+        "config_key": "a/odd",
+        "kv_cache_gib_per_gpu": 57.61,
+        "kv_tokens": None,
+    }
+    paths = [tmp_path / name for name in ("cases.json", "configs.json", "out.json")]
+    cases = [
+        STARTED,
+        *[{**STARTED, **odd, "id": f"odd{n}", "max_concurrency": None} for n in range(3)],
+    ]
+    paths[0].write_text(json.dumps(cases))
+    other = {**CONFIG, "model": "a/odd", "architectures": ["MistralForCausalLM"]}
+    paths[1].write_text(json.dumps([CONFIG, other]))
+    main([str(paths[0]), "--configs", str(paths[1]), "--json", str(paths[2])])
+    worst = json.loads(paths[2].read_text())["leave_one_family_out"]["worst_by_family_percent"]
+    assert worst["Llama"] == pytest.approx(100 * 0.5 / 58.11, abs=0.1)
+    assert worst["Mistral"] == pytest.approx(100 * 0.5 / 57.61, abs=0.1)
 
 
 @pytest.mark.parametrize(

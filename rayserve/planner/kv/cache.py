@@ -20,9 +20,9 @@ from rayserve.planner.kv.groups import (
     aligned_block_size,
     group_layers,
     page_specs,
-    round_up,
 )
 from rayserve.planner.kv.layers import CacheKind, LayerCache
+from rayserve.units import round_up
 
 V0_LATENT_STEP_BYTES = 256
 """V0 up to 0.7 rounded an MLA row up to this: 576 elements of bf16 became 640."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from rayserve.errors import SpecError
 from rayserve.planner.kv.layers import CacheKind, LayerCache
+from rayserve.units import round_up
 
 WHOLE = frozenset({CacheKind.FULL, CacheKind.MLA})
 """Kinds that keep every token."""
@@ -89,11 +90,6 @@ class CacheGroup:
         if self.mixed:
             return sum(spec.page_bytes for spec in self.specs)
         return self.specs[0].page_bytes
-
-
-def round_up(value: int, step: int) -> int:
-    """The least multiple of `step` that is not below `value`."""
-    return -(-value // step) * step
 
 
 def aligned_block_size(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from rayserve.documents import Loc
 from rayserve.planner.support.precision import Finding
 from rayserve.planner.support.schemes import Scheme
-from rayserve.planner.weights.allocator import round_up
 from rayserve.planner.weights.modules import VOCAB_PADDING
 from rayserve.planner.weights.stages import stage_layers
+from rayserve.units import round_up
 
 MARLIN_TILE = 64
 """Marlin pads a width off this with zeros, where the model's width is a multiple of 128

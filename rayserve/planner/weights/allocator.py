@@ -17,17 +17,14 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from rayserve.units import round_up
+
 ROUND_BYTES = 512
 SMALL_BYTES = 2**20
 SMALL_SEGMENT_BYTES = 2 * 2**20
 LARGE_SEGMENT_BYTES = 20 * 2**20
 OWN_SEGMENT_BYTES = 10 * 2**20
 SEGMENT_ROUND_BYTES = 2 * 2**20
-
-
-def round_up(value: int, step: int) -> int:
-    """The least multiple of `step` that is not below `value`."""
-    return -(-value // step) * step
 
 
 @dataclass(slots=True, eq=False)

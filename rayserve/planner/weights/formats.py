@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayserve.planner.weights.allocator import round_up
 from rayserve.planner.weights.modules import Experts, Linear
 from rayserve.planner.weights.storage import (
     AWQ,
@@ -26,6 +25,7 @@ from rayserve.planner.weights.storage import (
     TENSOR,
     Storage,
 )
+from rayserve.units import round_up
 
 Step = tuple[str, int]
 RELEASE = -1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayserve.planner.weights.allocator import round_up
+from rayserve.units import round_up
 
 WHOLE, COLUMNS, ROWS = "whole", "columns", "rows"
 """Every rank holds all of it; a share of the outputs; a share of the inputs."""
