@@ -11,7 +11,7 @@ import enum
 import functools
 import importlib.resources
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -80,7 +80,8 @@ class Version:
     """A release of vLLM, ordered as PEP 440 orders releases: 0.7.3 < 0.7.4.dev388 < 0.7.4rc1 < 0.7.4."""
 
     key: tuple[int, ...]
-    text: str = ""
+    text: str = field(default="", compare=False)
+    """As it was written: 0.6 and 0.6.0 are one release."""
 
     @classmethod
     def parse(cls, text: str) -> Version | None:

@@ -469,3 +469,20 @@ def test_lists_of_flags_name_only_flags_that_are_known():
     known = histories()
     assert [name for name in names if known[name].presence("0.32.0") != Presence.PRESENT] == []
     assert [name for name in {*rows["gone"], *rows["never"]} if name in names] == []
+
+
+@pytest.mark.parametrize(
+    "version,piece,listed",
+    [
+        ("0.6", "vLLM 0.6 takes it", True),
+        ("0.6.0", "vLLM 0.6.0 takes it", True),
+        ("v0.10", "vLLM 0.10 takes it", True),
+        ("0.34", "vLLM 0.32.0, the last whose list was read, refuses it", False),
+        ("0.5", "whether vLLM 0.5 takes it is not known", False),
+    ],
+)
+def test_a_release_is_known_however_it_is_written_and_only_if_it_was_read(version, piece, listed):
+    """0.6 is 0.6.0; of releases beyond those that were read nothing is claimed."""
+    found = convert("vllm serve /m --disable-log-requests", version=version).findings
+    assert piece in next(item.what for item in found if item.kind == "removed")
+    assert any("no whole list" in item.what for item in found) is not listed

@@ -98,8 +98,9 @@ def _reduces(config: Any, tensor: int, named: Gpu | None) -> str:
     return (
         f"{low:.1f} to {high:.1f} ms on every token with {model}, for {calls} all-reduces over {tensor} "
         f"{gpu.name} alone ({basis}): the host takes {_between(low_us, high_us)} µs for each, the GPU in "
-        f"a graph {_between(graph.low * 1e3, graph.high * 1e3)} µs; the launches of all other kernels "
-        "come on top"
+        f"a graph {_between(graph.low * 1e3, graph.high * 1e3)} µs. Where the GPUs compute longer than the "
+        "host takes, less of it is seen, and other kernels' launches come on top: --config CONFIG.JSON with "
+        "--gpu computes the whole token"
     )
 
 

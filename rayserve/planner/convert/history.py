@@ -7,6 +7,7 @@ from rayserve.engine.commands import DEMO
 from rayserve.engine.flags import (
     FlagHistory,
     Presence,
+    Version,
     changes,
     histories,
     releases_read,
@@ -91,7 +92,7 @@ def _removed(draft: Draft, setting: Setting, history: FlagHistory) -> None:
         why += f"; deprecated since {history.deprecated}"
     own = {
         Presence.PRESENT: f"vLLM {version} takes it",
-        Presence.GONE: f"vLLM {version} refuses it",
+        Presence.GONE: f"vLLM {_refusing(version)} refuses it",
         Presence.NOT_YET: f"vLLM {version} does not have it yet",
         Presence.UNKNOWN: f"whether vLLM {version} takes it is not known" if version else "",
         Presence.NEVER: "",
@@ -108,6 +109,14 @@ def _removed(draft: Draft, setting: Setting, history: FlagHistory) -> None:
         certainty=history.certainty,
         source=history.source,
     )
+
+
+def _refusing(version: Version | None) -> str:
+    """The release that is known to refuse; of one after the last that was read nothing is known."""
+    last = Version.parse(releases_read()[-1])
+    if version is None or last is None or version <= last:
+        return str(version)
+    return f"{last}, the last whose list was read,"
 
 
 def _arrived(draft: Draft, setting: Setting, history: FlagHistory) -> None:
@@ -170,7 +179,7 @@ def _judge_version(draft: Draft) -> None:
             why=f"so a removed flag counts as an error of vLLM {VLLM_VERSION}, the pinned one",
             do="give --version, such as 0.7.3",
         )
-    elif not any(str(version) == release for release in read):
+    elif version not in {Version.parse(release) for release in read}:
         draft.find(
             "note",
             "version",

@@ -67,9 +67,8 @@ def judge_hardware(draft: Draft) -> None:
             draft.given["quantization"],
             f"{gpu.name} has no FP8 arithmetic: fp8 shrinks the weights and nothing else",
             why="they are expanded by Marlin kernels: up to twice as fast where memory is the limit, no gain "
-            "for prompts. A checkpoint of 16 bits is loaded whole before it is shrunk; one that is quantized "
-            "says its method itself. Computed for a 405B model on 8 A100-80GB: 38 ms a token, and 22 ms "
-            "with weights of 4 bits",
+            "for prompts. A checkpoint that is quantized says its method itself; weights of 4 bits are half "
+            "the bytes to read for a token (`rayserve plan --candidates` computes what that saves)",
             do="take a checkpoint of 4 bits (W4A16) for fast tokens, or W8A8 INT8 for fast prompts, and "
             "leave the flag out",
             certainty="reported",
