@@ -27,7 +27,8 @@ import yaml
 
 from rayserve.plan import Plan
 from rayserve.serve_config import serve_config
-from tests.ray_cluster import RayCluster, free_port
+from tests.ports import free_port
+from tests.ray_cluster import RayCluster
 from tests.served import first_token, start_ray
 
 START_LIMIT_S = 240.0

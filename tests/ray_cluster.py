@@ -26,7 +26,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import psutil
+
+from tests.ports import free_port
 
 MARK = "RAYSERVE_TEST_CLUSTER"
 """Environment variable that every process of a cluster carries; its value names the cluster."""
@@ -56,22 +57,6 @@ Value = TypeVar("Value")
 
 class ClusterError(AssertionError):
     """The cluster did not start, did not answer, or left a process behind."""
-
-
-_given_ports: set[int] = set()
-
-
-def free_port() -> int:
-    """A TCP port on loopback that is free now, and a new one each time: the kernel gives a port out
-    again at once, and one Ray asks for several. Another process may still take it first.
-    """
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in _given_ports:
-            _given_ports.add(port)
-            return port
 
 
 def wait_until(

@@ -28,7 +28,8 @@ from rayserve.inventory import locate
 from rayserve.plan import Plan
 from rayserve.planning import make_plan as plan_files
 from rayserve.serve_config import DEPLOYMENT, serve_config
-from tests.ray_cluster import ClusterError, RayCluster, free_port, wait_until
+from tests.ports import free_port
+from tests.ray_cluster import ClusterError, RayCluster, wait_until
 
 START_LIMIT_S = 240.0
 PROBE_PROMPT = "a prompt that is long enough to be a real prefill " * 6

@@ -11,7 +11,7 @@ import pytest
 
 from rayserve.haproxy import HAPROXY_BINARY
 from rayserve.ingress import node_environment
-from tests.ray_cluster import free_port
+from tests.ports import free_port
 from tests.served import make_plan
 
 CONFIG = """

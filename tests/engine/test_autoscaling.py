@@ -18,7 +18,8 @@ import pytest
 
 from rayserve.autoscaling import autoscaling_config
 from rayserve.plan import Placement, ScalingPlan
-from tests.ray_cluster import RayCluster, free_port, wait_until
+from tests.ports import free_port
+from tests.ray_cluster import RayCluster, wait_until
 
 pytestmark = pytest.mark.engine
 

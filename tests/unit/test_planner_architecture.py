@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayserve.errors import SpecError, Where
-from rayserve.planner.weights.architecture import FAMILIES, read_architecture
+from rayserve.errors import SpecError
+from rayserve.planner.weights.architecture import FAMILIES
 from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.planner.weights.formats import RELEASE, Target
-from rayserve.planner.weights.modules import Experts, Linear, Rotary, local_kv_heads
+from rayserve.planner.weights.modules import Rotary, local_kv_heads
 from rayserve.planner.weights.stages import stage_layers, stage_range
 from rayserve.planner.weights.tensors import (
     Place,
@@ -21,91 +21,7 @@ from rayserve.planner.weights.tensors import (
     layer_parameters,
     stage_weights,
 )
-
-FILE = Where("config.json")
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
-DEEPSEEK = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3,
-    "num_attention_heads": 128,
-    "num_hidden_layers": 61,
-    "num_nextn_predict_layers": 1,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "topk_method": "noaux_tc",
-}
-NEXT = {
-    "architectures": ["Qwen3NextForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "moe_intermediate_size": 512,
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "shared_expert_intermediate_size": 512,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "num_hidden_layers": 48,
-    "linear_num_value_heads": 32,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "vocab_size": 151936,
-    "max_position_embeddings": 262144,
-}
-NEMOTRON = {
-    "architectures": ["NemotronHForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 21504,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 6,
-    "hybrid_override_pattern": "M-M*-M",
-    "mamba_num_heads": 128,
-    "mamba_head_dim": 64,
-    "n_groups": 8,
-    "ssm_state_size": 128,
-    "conv_kernel": 4,
-    "vocab_size": 131072,
-    "max_position_embeddings": 8192,
-}
-
-
-def read(config, **flags):
-    """The architecture of a config, as if it stood in a file."""
-    return read_architecture(config, FILE, **flags)
-
-
-def linear(layer, ending):
-    """The matrix of a layer by the end of its name."""
-    return next(
-        module
-        for module in layer.modules
-        if isinstance(module, Linear) and module.name.endswith(ending)
-    )
+from tests.unit.architectures import DEEPSEEK, LLAMA, NEMOTRON, NEXT, linear, read
 
 
 def test_a_llama_layer_has_fused_projections():
@@ -285,140 +201,6 @@ def test_a_malformed_config_is_refused(change):
     """Whatever stands in a config.json ends in an error of ours."""
     with pytest.raises(SpecError):
         read(LLAMA | change)
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        {"quant_method": "magic"},
-        {},
-        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
-        {"quant_method": "compressed-tensors"},
-        {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"a": {"weights": {"num_bits": 3, "type": "int"}}},
-        },
-    ],
-)
-def test_an_unknown_format_is_said_to_be_unknown(quantization):
-    """No size is guessed for a method that the planner cannot lay out."""
-    with pytest.raises(UnknownModelError):
-        read(LLAMA | {"quantization_config": quantization})
-
-
-@pytest.mark.parametrize("flag", ["awq", "gptq_marlin", "bitsandbytes", "compressed-tensors"])
-def test_a_method_that_reads_its_own_checkpoints_is_refused_without_one(flag):
-    """vLLM finds no description of the format and stops; so does the plan, naming what works."""
-    with pytest.raises(SpecError, match=f"quantized with {flag}") as refused:
-        read(LLAMA, quantization=flag)
-    assert not isinstance(refused.value, UnknownModelError)
-    assert "fp8" in refused.value.do
-
-
-def test_a_format_made_while_loading_that_is_not_laid_out_is_said_to_be_unknown():
-    """vLLM takes the flag, so it is no refusal, but the sizes are not known."""
-    with pytest.raises(UnknownModelError, match="quantization"):
-        read(LLAMA, quantization="mxfp8")
-
-
-MIXED = {
-    "quant_method": "modelopt",
-    "quant_algo": "MIXED_PRECISION",
-    "quantized_layers": {
-        **{f"model.layers.0.self_attn.{p}_proj": {"quant_algo": "FP8"} for p in "qkvo"},
-        **{
-            f"model.layers.0.mlp.{p}_proj": {"quant_algo": "W4A16_NVFP4"}
-            for p in ("gate", "up", "down")
-        },
-        "lm_head": {"quant_algo": "W4A16_NVFP4"},
-    },
-    "ignore": ["mtp*"],
-}
-
-
-def test_mixed_precision_gives_each_matrix_its_own_format():
-    """Fused matrices take that of their parts; what is not named stays in 16 bits."""
-    model = read(LLAMA | {"quantization_config": MIXED})
-    formats = model.quantization
-    kinds = [
-        formats.storage(
-            linear(model.layers[index], name).name, linear(model.layers[index], name).parts
-        )
-        for index, name in ((0, "qkv_proj"), (0, "gate_up_proj"), (0, "down_proj"), (1, "qkv_proj"))
-    ]
-    assert [kind and kind.kind for kind in kinds] == ["fp8", "nvfp4", "nvfp4", None]
-    assert isinstance(model.tail[-1], Linear)  # the head is quantized too
-
-
-@pytest.mark.parametrize(
-    "layers", [None, {}, {"a": {"quant_algo": "Q4_K"}}, {"a": {}}, [], {"a": 3}]
-)
-def test_mixed_precision_of_a_strange_kind_is_no_traceback(layers):
-    """Without names, or with a format that is not laid out, nothing is guessed."""
-    with pytest.raises(SpecError):
-        read(LLAMA | {"quantization_config": MIXED | {"quantized_layers": layers}})
-
-
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
-
-
-def test_gptq_may_leave_modules_or_give_them_other_bits():
-    """`dynamic` of GPTQModel: a minus excludes, anything else overrides, the first match counts."""
-    rules = {"-:.*\\.down_proj": {}, "+:.*\\.layers\\.1\\..*": {"bits": 8, "group_size": -1}}
-    model = read(LLAMA | {"quantization_config": GPTQ | {"dynamic": rules}})
-    found = {
-        (index, name): model.quantization.storage(
-            linear(model.layers[index], name).name, linear(model.layers[index], name).parts
-        )
-        for index in (0, 1)
-        for name in ("qkv_proj", "down_proj")
-    }
-    assert found[0, "down_proj"] is None
-    assert found[1, "down_proj"] is None
-    assert (found[0, "qkv_proj"].bits, found[0, "qkv_proj"].group) == (4, 128)
-    assert (found[1, "qkv_proj"].bits, found[1, "qkv_proj"].group) == (8, 0)
-
-
-def test_gptq_of_some_modules_leaves_the_others():
-    """`modules_in_block_to_quantize` lists what a checkpoint holds in few bits."""
-    listed = {"modules_in_block_to_quantize": [["mlp.gate_proj", "mlp.up_proj"]]}
-    model = read(LLAMA | {"quantization_config": GPTQ | listed})
-    layer = model.layers[0]
-    assert model.quantization.storage(linear(layer, "qkv_proj").name) is None
-    gate = linear(layer, "gate_up_proj")
-    assert model.quantization.storage(gate.name, gate.parts).bits == 4
-
-
-def test_ignored_modules_stay_unquantized():
-    """Names, prefixes and patterns in the lists of every method are honoured, for parts as for wholes."""
-    ignore = ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp", "re:.*layers\\.2\\..*down.*"]
-    formats = read(
-        LLAMA | {"quantization_config": {"quant_method": "fp8", "ignored_layers": ignore}}
-    ).quantization
-    parts = ("q_proj", "k_proj", "v_proj")
-    assert formats.storage("model.layers.0.self_attn.qkv_proj", parts) is None
-    assert formats.storage("model.layers.1.mlp.down_proj") is None
-    assert formats.storage("model.layers.2.mlp.down_proj") is None
-    assert formats.storage("model.layers.10.mlp.down_proj") is not None
-    assert formats.storage("model.layers.3.self_attn.qkv_proj", parts) is not None
-
-
-def test_only_the_experts_of_gpt_oss_are_in_four_bits():
-    """mxfp4 leaves attention, router and embeddings as they are."""
-    model = read(
-        LLAMA
-        | {
-            "architectures": ["GptOssForCausalLM"],
-            "num_local_experts": 32,
-            "num_experts_per_tok": 4,
-            "quantization_config": {"quant_method": "mxfp4"},
-        }
-    )
-    layer = model.layers[0]
-    experts = next(module for module in layer.modules if isinstance(module, Experts))
-    assert model.quantization.storage(experts.name, experts.parts, expert=True).kind == "mxfp4"
-    assert model.quantization.storage(linear(layer, "qkv_proj").name) is None
-    assert layer.attention.sinks
 
 
 @pytest.mark.parametrize(
