@@ -7,7 +7,7 @@ import pytest
 from rayserve.errors import SpecError
 from rayserve.planner.weights.facts import UnknownModelError
 from rayserve.planner.weights.modules import Experts, Linear
-from tests.unit.architectures import LLAMA, linear, read
+from tests.unit.architectures import DEEPSEEK, LLAMA, linear, read
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,28 @@ def test_gptq_may_leave_modules_or_give_them_other_bits():
     assert found[1, "down_proj"] is None
     assert (found[0, "qkv_proj"].bits, found[0, "qkv_proj"].group) == (4, 128)
     assert (found[1, "qkv_proj"].bits, found[1, "qkv_proj"].group) == (8, 0)
+
+
+@pytest.mark.parametrize("listed", [["gate"], ["mlp.gate"], ["gate_proj"]])
+@pytest.mark.parametrize("bits", [{"quant_method": "awq"}, {"quant_method": "gptq", "sym": True}])
+def test_a_router_in_the_list_leaves_no_expert_unquantized(bits, listed):
+    """vLLM looks for AWQ's and GPTQ's names in `mlp.experts`, not in the matrices of an expert."""
+    packed = {"bits": 4, "group_size": 128, "modules_to_not_convert": listed, **bits}
+    formats = read(DEEPSEEK | {"quantization_config": packed}).quantization
+    parts = ("gate_proj", "up_proj", "down_proj")
+    assert formats.storage("model.layers.5.mlp.experts", parts, expert=True) is not None
+    named = read(
+        DEEPSEEK | {"quantization_config": packed | {"modules_to_not_convert": ["experts"]}}
+    )
+    assert named.quantization.storage("model.layers.5.mlp.experts", parts, expert=True) is None
+
+
+def test_experts_of_gptq_are_quantized_whatever_parts_are_listed():
+    """`modules_in_block_to_quantize` is asked for matrices, not for experts."""
+    listed = GPTQ | {"modules_in_block_to_quantize": [["self_attn.o_proj"]]}
+    formats = read(DEEPSEEK | {"quantization_config": listed}).quantization
+    parts = ("gate_proj", "up_proj", "down_proj")
+    assert formats.storage("model.layers.5.mlp.experts", parts, expert=True).bits == 4
 
 
 def test_gptq_of_some_modules_leaves_the_others():

@@ -85,7 +85,11 @@ class Quantization:
         if self.experts_only and not expert:
             return None
         stem, _, last = name.rpartition(".")
-        whole = [f"{stem}.{part}" if not expert else f"{name}.0.{part}" for part in parts] or [name]
+        whole = [f"{stem}.{part}" for part in parts] or [name]
+        if expert:
+            # AWQ and GPTQ ask for the experts by their own name alone: the router's "gate" in a list
+            # does not mean the `gate_proj` of an expert.
+            whole = [name] if self.matching == PART else [f"{name}.0.{part}" for part in parts]
         if self._matches(name, self.ignored) or any(self._matches(x, self.ignored) for x in whole):
             return None
         for targets, storage in self.groups:
@@ -211,7 +215,9 @@ def _group_size(stated: Facts) -> int:
 
 
 def _quantized_parts(stated: Facts) -> tuple[str, ...]:
-    """Parts of a layer that GPTQ was applied to; without a list, all of them."""
+    """Parts of a layer that GPTQ was applied to, and experts, which vLLM does not look up in the list
+    (`get_moe_quant_method` of auto_gptq.py); without a list, all of them.
+    """
     raw = stated.data.get("modules_in_block_to_quantize")
     if raw is None:
         return ("Linear",)
@@ -219,7 +225,7 @@ def _quantized_parts(stated: Facts) -> tuple[str, ...]:
     names = [name for row in rows for name in (row if isinstance(row, list) else [row])]
     if not names or not all(isinstance(name, str) for name in names):
         raise stated.wrong("modules_in_block_to_quantize", "a list of module names", raw)
-    return tuple(names)
+    return (*names, "FusedMoE")
 
 
 def _overrides(
