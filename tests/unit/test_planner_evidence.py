@@ -337,12 +337,19 @@ def test_the_plan_shows_the_start():
     assert plan.start is not None
     assert plan.start.load_s == pytest.approx(2040, rel=0.1), "about 203 GB of 405B in 4 bits"
     shown = " ".join(table(plan).split())
-    assert re.search(
-        r"start at least 20\d\d s: reading 20\d\.\d GB at 0\.1 GB/s; no real start", shown
-    )
+    row = r"start: \d+ s \(\d+ to \d+\): reading \d+\.\d GB at 0\.1 GB/s; 1 real start; timeouts"
+    assert re.search(row, shown)
     assert "timeouts.start_s is 1800" in shown
     assert any("longer than timeouts.start_s" in note for note in plan.notes)
     assert plan.replica == PLAN.replica
+
+
+def test_a_start_of_which_only_the_disk_tells_is_a_lower_bound():
+    """The row says what takes that long, and how long a start may take."""
+    plan = plan_of(SPEC, **{"gpus_per_host: 8": "gpus_per_host: 8, disk_gb_s: 0.1"})
+    shown = " ".join(table(plan).split())
+    row = r"start: at least \d+ s: reading \d+\.\d GB at 0\.1 GB/s; no real start tells the rest; timeouts"
+    assert re.search(row, shown)
 
 
 def test_starts_of_the_cpu_engine_predict_time_only():
