@@ -12,6 +12,7 @@ from rayserve.plan import (
     DoorPlan,
     Endpoint,
     LoraAdapter,
+    NamedValue,
     NodePoolPlan,
     Placement,
     Plan,
@@ -119,15 +120,7 @@ def build_plan(
     told = obstacles.check(pool, cut) if obstacles is not None else []
     timing = read_timing(fit)
     sizing = size(spec, profile, fit, cut, timing)
-    told += unused(
-        spec,
-        pool,
-        cut,
-        sizing,
-        lambda cut: size(spec, profile, fit, cut, timing),
-        lambda: whole_experts(spec, pool, model_config or {}, fit, Replica(cut, sizing, timing)),
-    )
-    refusal = obstacles.refusal(pool, pool.gpus_per_host) if obstacles is not None else ""
+    told += _idle(spec, profile, model_config or {}, fit, Replica(cut, sizing, timing))
     replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
     found = evidence(ledger, replica, gpu)
     if fit is not None:
@@ -156,9 +149,7 @@ def build_plan(
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
         latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
-        choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes, refusal=refusal)
-        if gpu
-        else [],
+        choices=_choices(spec, gpu, obstacles, Replica(cut, sizing, timing)),
         start=start,
         checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
         notes=[
@@ -173,6 +164,42 @@ def build_plan(
             *_notes(spec, gpu, sizing),
             *unread(spec, digests),
         ],
+    )
+
+
+def _idle(
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    config: Mapping[str, Any],
+    fit: Fit | None,
+    made: Replica,
+) -> list[str]:
+    pool = serving_pool(spec)
+    return unused(
+        spec,
+        pool,
+        made.cut,
+        made.sizing,
+        lambda cut: size(spec, profile, fit, cut, made.timing),
+        lambda: whole_experts(spec, pool, config, fit, made),
+    )
+
+
+def _choices(
+    spec: ClusterSpec, gpu: Gpu | None, obstacles: Obstacles | None, made: Replica
+) -> list[NamedValue]:
+    if gpu is None:
+        return []
+    pool = serving_pool(spec)
+    return choices(
+        spec,
+        pool,
+        gpu,
+        made.cut,
+        made.sizing,
+        timing=made.timing,
+        sizes=obstacles.tensor_sizes(pool) if obstacles is not None else (),
+        refusal=obstacles.refusal(pool, pool.gpus_per_host) if obstacles is not None else "",
     )
 
 
