@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -41,6 +41,8 @@ INDEX: Final = "model.safetensors.index.json"
 MAX_SHARDS: Final = 4096
 MAX_TENSORS: Final = 300_000
 """A trillion parameters in experts have 140 000."""
+MAX_CHARACTERS: Final = 2**25
+"""Of all their names: 110 each, where those of DeepSeek-V3 have 60."""
 POINTER: Final = b"version https://git-lfs"
 POINTER_BYTES: Final = 1024
 """A pointer of Git LFS is smaller (its specification)."""
@@ -126,9 +128,10 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
         return {}
     check_shards(len(names), _where(folder))
     files: dict[str, tuple[Tensor, ...]] = {}
+    tally = Tally(_where(folder))
     for name in names:
         files[name] = read_header(folder / name)
-        check_tensors(sum(map(len, files.values())), _where(folder))
+        tally.add(files[name])
     return bytes_by_type(check_index(index, files, _where(at)))
 
 
@@ -141,13 +144,23 @@ def check_shards(count: int, where: Where) -> None:
     _check_count(count, MAX_SHARDS, "files", where)
 
 
-def check_tensors(count: int, where: Where) -> None:
-    """Refuse more tensors than a checkpoint has.
+class Tally:
+    """What the headers of a checkpoint hold together, counted file by file, so that too much ends soon."""
 
-    Raises:
-        SpecError: they are more.
-    """
-    _check_count(count, MAX_TENSORS, "tensors", where)
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._tensors = self._characters = 0
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Count those of one more file.
+
+        Raises:
+            SpecError: they are more than a checkpoint has.
+        """
+        self._tensors += len(tensors)
+        self._characters += sum(len(tensor.name) for tensor in tensors)
+        _check_count(self._tensors, MAX_TENSORS, "tensors", self._where)
+        _check_count(self._characters, MAX_CHARACTERS, "characters of tensor names", self._where)
 
 
 def _at_hand(path: Path) -> bool:

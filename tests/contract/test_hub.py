@@ -233,6 +233,39 @@ def test_broken_weights_are_refused(hub, client, change, kind, found):
     with pytest.raises(kind) as caught:
         opened.stored(opened.snapshot(ID, "", HERE))
     assert found in caught.value.message()
+    assert "model-00001-of-00003.safetensors" in caught.value.message()
+
+
+def failing(name: str):
+    """An answer of a server that fails for one file alone."""
+    return lambda handler, file: file == name and (handler.send(500) or True)
+
+
+def test_the_file_that_fails_is_the_one_that_is_named(hub, client):
+    """Of many files of weights, the error names the one that the hub does not give."""
+    hub.repos[ID][COMMIT] |= shards(12)
+    hub.misbehave = failing("model-00007-of-00012.safetensors")
+    opened = client.open(hub)
+    with pytest.raises(HostError) as caught:
+        opened.stored(opened.snapshot(ID, "", HERE))
+    assert "model-00007-of-00012.safetensors" in caught.value.needed
+    assert caught.value.found == "HTTP 500"
+
+
+@pytest.mark.parametrize(
+    "limit, most, what", [("MAX_TENSORS", 25, "tensors"), ("MAX_CHARACTERS", 250, "characters")]
+)
+def test_a_checkpoint_with_too_many_tensors_is_refused_before_all_of_it_is_read(
+    hub, client, monkeypatch, limit, most, what
+):
+    """Tensors and their names count file by file: the first few files already end it."""
+    monkeypatch.setattr(f"rayserve.files.{limit}", most)
+    hub.misbehave = lambda _handler, file: file.endswith(".safetensors") and time.sleep(0.1)
+    hub.repos[ID][COMMIT] |= shards(200, rows=10)
+    opened = client.open(hub)
+    with pytest.raises(SpecError, match=f"at most {most} {what}"):
+        opened.stored(opened.snapshot(ID, "", HERE))
+    assert len({one.path for one in hub.asked(".safetensors")}) < 100
 
 
 def test_a_header_that_breaks_off_is_refused(hub, client):
@@ -418,8 +451,13 @@ def test_a_server_that_says_nothing_is_given_up(client, monkeypatch):
 @pytest.mark.parametrize(
     "endpoint, found",
     [
-        ("http://127.0.0.1:1", "refused"),
+        ("http://127.0.0.1:1", "Connection refused"),
         ("http://no-such-host.invalid", "name"),
+        ("http://[::1", "HF_ENDPOINT is no URL"),
+        ("http://127.0.0.1:99999", "HF_ENDPOINT is no URL"),
+        ("http://two words", "HF_ENDPOINT is no URL"),
+        ("http://na\u2100me", "HF_ENDPOINT is no URL"),
+        (f"http://{'a' * 64}.invalid", "HF_ENDPOINT is no URL"),
         ("localhost:8000", "HF_ENDPOINT is no URL"),
         ("ftp://127.0.0.1", "HF_ENDPOINT is no URL"),
     ],
@@ -427,7 +465,9 @@ def test_a_server_that_says_nothing_is_given_up(client, monkeypatch):
 def test_an_endpoint_that_is_none_says_what_to_check(client, endpoint, found):
     """No listener, no such name, no URL: each is told, with HF_ENDPOINT among what to do."""
     error = refused(client, endpoint)
+    assert isinstance(error, HostError)
     assert found in error.found.lower() or found in error.found
+    assert "Errno" not in error.message()
     assert "HF_ENDPOINT" in error.found + error.do
 
 
