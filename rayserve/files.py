@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,11 @@ from rayserve.planner.weights.checkpoint import (
 
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+SHARD: Final = re.compile(
+    r"(?P<stem>.*)-(?P<number>\d{1,6})-of-(?P<of>\d{1,6})(?P<rest>.*)\.safetensors", re.ASCII
+)
+"""One of several files, which Transformers numbers from 1 (model-00001-of-00002.safetensors)."""
 MAX_SHARDS: Final = 4096
 MAX_TENSORS: Final = 300_000
 """A trillion parameters in experts have 140 000."""
@@ -98,12 +104,13 @@ def read_config(path: Path, named: Where | None = None) -> Mapping[str, Any] | N
     return config
 
 
-def read_checkpoint(folder: Path) -> dict[str, int]:
+def read_checkpoint(folder: Path, *, cached: bool = False) -> dict[str, int]:
     """Bytes of all tensors of a folder's safetensors files, by type and from their headers alone.
 
     Where there is an index, the files that it names count; else model*.safetensors, or all where none
-    is named so. Empty: there are none, or not all are at hand: still to be downloaded, a link to
-    nothing, or a pointer of Git LFS in place of the file.
+    is named so. Empty: there are none, or not all are known to be at hand: still to be downloaded, a
+    link to nothing, or a pointer of Git LFS in place of the file. `cached`: the folder is one of a
+    hub's cache, which has what was fetched so far; there, without an index, names must prove it whole.
 
     Raises:
         SpecError: a header or the index is broken, or they disagree.
@@ -124,6 +131,8 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
     else:
         # Others beside them hold the same weights again, or an adapter's.
         names = [name for name in names if name.startswith("model")] or names
+        if not _all_numbers(names) or (cached and not _self_contained(names)):
+            return {}
     if not all(_at_hand(folder / name) for name in names):
         return {}
     check_shards(len(names), _where(folder))
@@ -133,6 +142,20 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
         files[name] = read_header(folder / name)
         tally.add(files[name])
     return bytes_by_type(check_index(index, files, _where(at)))
+
+
+def _all_numbers(names: Sequence[str]) -> bool:
+    """Whether, of the files that say how many they are, as many are there."""
+    found: dict[tuple[str, str, str], set[int]] = {}
+    for shard in filter(None, map(SHARD.fullmatch, names)):
+        series = (shard["stem"], shard["of"], shard["rest"])
+        found.setdefault(series, set()).add(int(shard["number"]))
+    return all(len(numbers) == int(of) for (_, of, _), numbers in found.items())
+
+
+def _self_contained(names: Sequence[str]) -> bool:
+    """Whether no further file can belong to these, by what they are called."""
+    return list(names) == [SINGLE] or all(map(SHARD.fullmatch, names))
 
 
 def check_shards(count: int, where: Where) -> None:

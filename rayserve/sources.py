@@ -192,10 +192,9 @@ class Sources:
         """
         if serving_pool(spec).gpu == CPU:  # no GPU memory to prove
             return {}
-        places = [folder]
-        if spec.model.path:
-            places.append(Path(spec.model.path))
-        found: Mapping[str, int] = next(filter(None, map(read_checkpoint, places)), {})
+        found: Mapping[str, int] = read_checkpoint(folder, cached=snapshot is not None)
+        if not found and spec.model.path:
+            found = read_checkpoint(Path(spec.model.path))
         return found or self._recorded(spec, digests, snapshot) or self._fetched(snapshot)
 
     def _recorded(

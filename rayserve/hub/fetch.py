@@ -19,9 +19,9 @@ from huggingface_hub import (
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from rayserve.errors import SpecError, Where
-from rayserve.files import CONFIG, INDEX, check_shards, read_bytes
+from rayserve.files import CONFIG, INDEX, SINGLE, check_shards, read_bytes
 from rayserve.hub.bounds import STEP_S, Bounds, RefusedAnswerError
-from rayserve.hub.headers import SINGLE, read_headers
+from rayserve.hub.headers import read_headers
 from rayserve.hub.refusals import FAILURES, Asked, UnreadError, refusal
 from rayserve.planner.support.modelopt import QUANT_CONFIG
 from rayserve.planner.support.reading import (

@@ -16,7 +16,6 @@ from rayserve.hub.bounds import Bounds, RefusedAnswerError
 from rayserve.hub.refusals import FAILURES, Asked, UnreadError
 from rayserve.planner.weights.checkpoint import Tensor, header_bytes, parse_header
 
-SINGLE: Final = "model.safetensors"
 FIRST_BYTES: Final = 100_000
 """Holds the header of 97 of 100 files (huggingface_hub, parse_safetensors_file_metadata)."""
 AT_ONCE: Final = 8

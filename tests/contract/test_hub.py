@@ -536,6 +536,24 @@ def test_plan_pins_the_commit_and_plans_it_again_without_the_hub(hub, tmp_path):
     assert again.returncode == 0, again.stderr
 
 
+def test_an_interrupted_download_is_not_planned_as_the_whole(hub, tmp_path):
+    """Some files of the weights in the cache, without the index: the hub is asked for all of them."""
+    files = {"config.json": ODD} | shards(3)
+    hub.repos[ID][COMMIT] |= files
+    folder, home = spec(tmp_path / "env", f", revision: {COMMIT}"), tmp_path / "home"
+    snapshot = home / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model-00000-of-00003.safetensors"):
+        (snapshot / name).write_bytes(files[name])
+    offline = plan(folder, environment(hub, home, HF_HUB_OFFLINE="1"), "--json")
+    assert offline.returncode == 2, offline.stdout
+    assert "checkpoint_bytes" in json.loads(offline.stdout)["needed"]
+    done = plan(folder, environment(hub, home), "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)["plan"]
+    assert made["checkpoint"] == [{"name": "BF16", "value": 24}, {"name": "F32", "value": 12}]
+
+
 def test_plan_reads_the_quantization_beside_config_json(hub, tmp_path):
     """hf_quant_config.json of ModelOpt counts as vLLM counts it, and is part of the revision."""
     quant = {
