@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,8 @@ from rayserve.planner.support.reading import (
     parse_index,
 )
 from rayserve.planner.weights.checkpoint import bytes_by_type, check_index
+from rayserve.spec import COMMIT
 
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MOST_BYTES: Final = {
     CONFIG: MAX_CONFIG_BYTES,
     QUANT_CONFIG: MAX_CONFIG_BYTES,

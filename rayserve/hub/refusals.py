@@ -134,14 +134,14 @@ def _of_the_id(error: Exception, asked: Asked) -> RayserveError | None:
         return HostError(
             f"access to {asked.hf_id} on {host}",
             found=f"HTTP {status}: {kind}; {sent}",
-            do=f"{accept if gated else f'correct hf_id, or {renew}'}; or {INSTEAD}",
+            do=f"{accept if gated else f'correct the id, or {renew}'}; or {INSTEAD}",
             where=where,
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status == httpx2.codes.NOT_FOUND:
         return SpecError(
             f"a model {asked.hf_id} on {host}",
             found=f"HTTP {status}: none of this name" + ("" if token else ", or a private one"),
-            do="correct hf_id" + ("" if token else f", or {LOG_IN}"),
+            do="correct the id" + ("" if token else f", or {LOG_IN}"),
             where=where,
         )
     return None

@@ -598,6 +598,65 @@ def test_candidates_may_be_ids_and_one_that_fails_has_its_row(hub, tmp_path):
     assert [item["value"] for item in made["choices"][:2]] == ["one", COMMIT]
 
 
+DRAFT = "acme/draft"
+GUESS = "  speculative: {method: draft_model, model: acme/draft, num_tokens: 2%s}\n"
+
+
+def test_the_draft_model_of_an_id_is_fetched_and_pinned_as_the_model_is(hub, tmp_path):
+    """Its memory is counted from the config.json of the commit that every host will load."""
+    hub.repos[DRAFT] = {COMMIT: {"config.json": CONFIG}}
+    folder, home = spec(tmp_path / "env"), tmp_path / "home"
+    with (folder / "cluster.yml").open("a") as file:
+        file.write(GUESS % "")
+    done = plan(folder, environment(hub, home))
+    assert done.returncode == 0, done.stderr
+    assert f"{DRAFT}: asking 127.0.0.1 for config.json at main" in done.stderr
+    made = yaml.safe_load((folder / "plan.yml").read_text())["rayserve_plan"]
+    arguments = {item["name"]: item["value"] for item in made["replica"]["engine_args"]}
+    assert arguments["speculative_config"]["revision"] == COMMIT
+    assert made["memory"]["draft_bytes"] > 0
+    assert made["memory"].get("uncounted", []) == []
+    assert [item["name"] for item in made["choices"][:2]] == [
+        "model.revision",
+        "speculative.revision",
+    ]
+    hub.refs["main"] = LATER
+    again = plan(folder, environment(hub, home, HF_HUB_OFFLINE="1"), "--check")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_draft_model_that_is_not_there_is_told_at_its_key(hub, tmp_path):
+    """An id that the hub does not have names `speculative.model`, and no plan is written."""
+    folder = spec(tmp_path / "env")
+    with (folder / "cluster.yml").open("a") as file:
+        file.write(GUESS % "")
+    done = plan(folder, environment(hub, tmp_path / "home"), "--json")
+    assert done.returncode == 2, done.stderr
+    told = json.loads(done.stdout)
+    assert told["key"].endswith("speculative.model")
+    assert DRAFT in told["needed"]
+    assert [path.name for path in folder.iterdir()] == ["cluster.yml"]
+
+
+def test_the_page_of_a_plan_asks_the_hub_for_nothing_more(hub, tmp_path):
+    """With candidates on the hub, a plan with its page reads each header once, as one without."""
+    hub.repos[ID][COMMIT] |= {"config.json": ODD} | shards(3)
+    folder = spec(tmp_path / "env")
+    path = folder / "cluster.yml"
+    path.write_text(
+        path.read_text().replace(
+            "{hf_id: acme/tiny, served_name: chat}",
+            "{served_name: chat, candidates: [{name: one, hf_id: acme/tiny}]}",
+        )
+    )
+    html = tmp_path / "plan.html"
+    done = plan(folder, environment(hub, tmp_path / "home"), "--html", str(html))
+    assert done.returncode == 0, done.stderr
+    assert "Candidates" in html.read_text()
+    away = [one.path for one in hub.asked(".safetensors") if one.path.startswith("/cdn")]
+    assert len(away) == len(set(away)) == 3
+
+
 def test_a_gated_id_ends_with_exit_code_4_and_writes_nothing(hub, tmp_path):
     """The command says in JSON what is missing, and leaves no plan."""
     hub.misbehave = lambda handler, _file: handler.send(403, X_Error_Code="GatedRepo") or True
