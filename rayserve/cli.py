@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rayserve.inventory import Files
-    from rayserve.plan import Plan
     from rayserve.planner.views.terminal import Style
+    from rayserve.planning import Planned
 
 MOST_COMMAND_CHARACTERS: Final = 2**20
 """Read of a pasted command line; the parser itself takes less, and says so."""
@@ -79,7 +79,7 @@ def plan(
         _rank_candidates(files, [name for name, given in others.items() if given], as_json=as_json)
         return
     planned = planning.make_plan(files, starts, say=_say)
-    page = _page(files, planned.plan, html) if html is not None else {}
+    page = _page(files, planned, html) if html is not None else {}
     diffs = [
         changes(inventory.current(path), text, str(path)) for path, text in planned.texts.items()
     ]
@@ -116,12 +116,12 @@ def plan(
         click.echo(f"{verb} {', '.join(changed)}" if changed else "unchanged")
 
 
-def _page(files: Files, plan: Plan, html: str) -> dict[Path, str]:
+def _page(files: Files, planned: Planned, html: str) -> dict[Path, str]:
     """The page of a plan, where it differs from what is there."""
     from rayserve import inventory, page
 
     path = page.path_of(html, files)
-    text = page.text_of(files, plan)
+    text = page.text_of(planned, files.spec.name)
     return {path: text} if inventory.current(path) != text else {}
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -38,9 +39,16 @@ from rayserve.planner.weights.checkpoint import (
 
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+SHARD: Final = re.compile(
+    r"(?P<stem>.*)-(?P<number>\d{1,6})-of-(?P<of>\d{1,6})(?P<rest>.*)\.safetensors", re.ASCII
+)
+"""One of several files, which Transformers numbers from 1 (model-00001-of-00002.safetensors)."""
 MAX_SHARDS: Final = 4096
 MAX_TENSORS: Final = 300_000
 """A trillion parameters in experts have 140 000."""
+MAX_CHARACTERS: Final = 2**25
+"""Of all their names: 110 each, where those of DeepSeek-V3 have 60."""
 POINTER: Final = b"version https://git-lfs"
 POINTER_BYTES: Final = 1024
 """A pointer of Git LFS is smaller (its specification)."""
@@ -96,12 +104,13 @@ def read_config(path: Path, named: Where | None = None) -> Mapping[str, Any] | N
     return config
 
 
-def read_checkpoint(folder: Path) -> dict[str, int]:
+def read_checkpoint(folder: Path, *, cached: bool = False) -> dict[str, int]:
     """Bytes of all tensors of a folder's safetensors files, by type and from their headers alone.
 
     Where there is an index, the files that it names count; else model*.safetensors, or all where none
-    is named so. Empty: there are none, or not all are at hand: still to be downloaded, a link to
-    nothing, or a pointer of Git LFS in place of the file.
+    is named so. Empty: there are none, or not all are known to be at hand: still to be downloaded, a
+    link to nothing, or a pointer of Git LFS in place of the file. `cached`: the folder is one of a
+    hub's cache, which has what was fetched so far; there, without an index, names must prove it whole.
 
     Raises:
         SpecError: a header or the index is broken, or they disagree.
@@ -122,14 +131,31 @@ def read_checkpoint(folder: Path) -> dict[str, int]:
     else:
         # Others beside them hold the same weights again, or an adapter's.
         names = [name for name in names if name.startswith("model")] or names
+        if not _all_numbers(names) or (cached and not _self_contained(names)):
+            return {}
     if not all(_at_hand(folder / name) for name in names):
         return {}
     check_shards(len(names), _where(folder))
     files: dict[str, tuple[Tensor, ...]] = {}
+    tally = Tally(_where(folder))
     for name in names:
         files[name] = read_header(folder / name)
-        check_tensors(sum(map(len, files.values())), _where(folder))
+        tally.add(files[name])
     return bytes_by_type(check_index(index, files, _where(at)))
+
+
+def _all_numbers(names: Sequence[str]) -> bool:
+    """Whether, of the files that say how many they are, as many are there."""
+    found: dict[tuple[str, str, str], set[int]] = {}
+    for shard in filter(None, map(SHARD.fullmatch, names)):
+        series = (shard["stem"], shard["of"], shard["rest"])
+        found.setdefault(series, set()).add(int(shard["number"]))
+    return all(len(numbers) == int(of) for (_, of, _), numbers in found.items())
+
+
+def _self_contained(names: Sequence[str]) -> bool:
+    """Whether no further file can belong to these, by what they are called."""
+    return list(names) == [SINGLE] or all(map(SHARD.fullmatch, names))
 
 
 def check_shards(count: int, where: Where) -> None:
@@ -141,13 +167,23 @@ def check_shards(count: int, where: Where) -> None:
     _check_count(count, MAX_SHARDS, "files", where)
 
 
-def check_tensors(count: int, where: Where) -> None:
-    """Refuse more tensors than a checkpoint has.
+class Tally:
+    """What the headers of a checkpoint hold together, counted file by file, so that too much ends soon."""
 
-    Raises:
-        SpecError: they are more.
-    """
-    _check_count(count, MAX_TENSORS, "tensors", where)
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._tensors = self._characters = 0
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Count those of one more file.
+
+        Raises:
+            SpecError: they are more than a checkpoint has.
+        """
+        self._tensors += len(tensors)
+        self._characters += sum(len(tensor.name) for tensor in tensors)
+        _check_count(self._tensors, MAX_TENSORS, "tensors", self._where)
+        _check_count(self._characters, MAX_CHARACTERS, "characters of tensor names", self._where)
 
 
 def _at_hand(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Where does the page of a plan go, and what is it made from?
 
-The plan itself comes from rayserve.planning; here the same files are read for what more the page shows:
-curves, and the comparison of the candidates where a spec has some.
+Nothing is read anew: what rayserve.planning read for the plan gives the curves too, and the comparison of
+the candidates where a spec has some.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rayserve import planning
 from rayserve.errors import UsageError
 from rayserve.inventory import Files, current
-from rayserve.plan import Plan
 from rayserve.planner import build_curves
-from rayserve.planner.candidates import Comparison
 from rayserve.planner.views.page import page
-from rayserve.spec import ClusterSpec, picks
+from rayserve.planning import Planned
 
 
 def path_of(name: str, files: Files) -> Path:
@@ -50,30 +47,10 @@ def path_of(name: str, files: Files) -> Path:
     return path
 
 
-def text_of(files: Files, plan: Plan) -> str:
-    """The page of the plan that these files give.
-
-    Raises:
-        SpecError: a file was changed since, and is wrong now.
-    """
-    read = planning.read_spec(files)
-    comparison = None
-    if read.spec.model.candidates:
-        comparison = planning.compare_candidates(files)
-    served = _served(read.spec, comparison)
+def text_of(planned: Planned, source: str) -> str:
+    """The page of a plan; `source`: the name of the file that it was made from."""
+    one = planned.checkpoint
     curves = build_curves(
-        plan,
-        served,
-        planning.served_config(read, served, plan),
-        draft_config=read.draft_config,
+        planned.plan, one.spec, one.config, draft_config=planned.read.draft_config
     )
-    return page(plan, files.spec.name, curves=curves, comparison=comparison)
-
-
-def _served(spec: ClusterSpec, comparison: Comparison | None) -> ClusterSpec:
-    """The spec with the checkpoint that the plan serves."""
-    if comparison is None or not picks(spec):
-        return spec
-    name = next(row.name for row in comparison.rows if row.served)
-    names = [candidate.name for candidate in spec.model.candidates]
-    return spec.serving(names.index(name))
+    return page(planned.plan, source, curves=curves, comparison=planned.comparison())

@@ -43,8 +43,18 @@ class Planned:
 
     plan: Plan
     texts: dict[Path, str]
-    told: tuple[str, ...] = ()
+    told: tuple[str, ...]
     """What became of the starts in files that were named."""
+    read: Read
+    checkpoint: Checkpoint
+    """What is served, and what was read of it."""
+    _compared: Compared | None
+
+    def comparison(self) -> Comparison | None:
+        """All checkpoints of the spec, the best first; None: it names no candidates."""
+        if not self.read.spec.model.candidates:
+            return None
+        return (self._compared or _compare(self.read)).comparison
 
 
 @dataclass(frozen=True)
@@ -52,38 +62,26 @@ class Read:
     """A spec with absolute paths, and what lies beside it."""
 
     spec: ClusterSpec
-    folder: Path
+    """With the commit of the draft model that was read, where that is an id without `config`."""
     sha256: str
+    draft_revision: str
+    """As the file has it."""
     draft_config: Mapping[str, Any] | None
-    before: Plan | None
-    """The plan on disk; None: there is none, or what is there is about to be written anew."""
-
-    def sources(self, say: Say) -> Sources:
-        """Where its checkpoints are read from."""
-        before = self.before
-        unchanged = before is not None and before.spec_sha256 == self.sha256
-        return Sources(self.spec, self.folder, before=before, unchanged=unchanged, say=say)
+    sources: Sources
+    """Where its checkpoints are read from."""
 
 
-def read_spec(files: Files) -> Read:
-    """The spec of an environment.
-
-    Raises:
-        SpecError: it cannot be read, or is wrong.
-    """
+def _read(files: Files, say: Say) -> Read:
     raw = read_bytes(files.spec, MAX_BYTES)
     spec = parse_spec(decoded(raw, files.spec), str(files.spec))
     folder = files.spec.resolve().parent
     spec = absolute_paths(spec, str(folder))
-    draft = spec.speculative.config if spec.speculative is not None else ""
-    named = spec.where("speculative", "config")
-    return Read(
-        spec,
-        folder,
-        hashlib.sha256(raw).hexdigest(),
-        read_config(folder / draft, named=named) if draft else None,
-        _recorded(files.plan),
-    )
+    sha256, before = hashlib.sha256(raw).hexdigest(), _recorded(files.plan)
+    unchanged = before is not None and before.spec_sha256 == sha256
+    sources = Sources(spec, folder, before=before, unchanged=unchanged, say=say)
+    written = spec.speculative.revision if spec.speculative is not None else ""
+    spec, draft_config = sources.drafted(spec)
+    return Read(spec, sha256, written, draft_config, sources)
 
 
 def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -> Planned:
@@ -99,17 +97,17 @@ def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
         HostError: what it names cannot be fetched.
     """
-    read = read_spec(files)
-    sources = read.sources(say)
+    read = _read(files, say)
     chosen: list[NamedValue] = []
     plan: Plan | None = None
+    compared: Compared | None = None
     if picks(read.spec):
-        compared = _compare(read, sources)
+        compared = _compare(read)
         chosen = [best(compared)]
         plan = compared.plans[str(chosen[0].value)]
         one = next(item for item in compared.checkpoints if item.name == chosen[0].value)
     else:
-        one = _checkpoint(SERVED, read.spec, sources)
+        one = _checkpoint(SERVED, read.spec, read.sources)
     if one.problem is not None:
         raise one.problem
     build = functools.partial(
@@ -129,7 +127,7 @@ def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -
         kept, told = _collected(kept, ledgers, (plan or build()).replica, gpu)
     if plan is None or kept != Ledger():
         plan = build(ledger=kept)
-    chosen += _pinned(read.spec, one)
+    chosen += _pinned(read, one)
     plan = plan.model_copy(update={"choices": [*chosen, *plan.choices]})
     source = files.spec.name
     texts = {
@@ -138,7 +136,7 @@ def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -
     }
     if ledgers:
         texts[files.starts] = starts_text(kept.starts)
-    return Planned(plan, texts, told)
+    return Planned(plan, texts, told, read, one, compared)
 
 
 def compare_candidates(files: Files, *, say: Say = _quiet) -> Comparison:
@@ -147,7 +145,7 @@ def compare_candidates(files: Files, *, say: Say = _quiet) -> Comparison:
     Raises:
         SpecError: the spec is wrong, or names no candidates.
     """
-    read = read_spec(files)
+    read = _read(files, say)
     if not read.spec.model.candidates:
         raise SpecError(
             "`model.candidates`, the checkpoints to compare",
@@ -155,20 +153,7 @@ def compare_candidates(files: Files, *, say: Say = _quiet) -> Comparison:
             do="list them, each with name, path or hf_id, and config (docs/candidates.md)",
             where=read.spec.where("model"),
         )
-    return _compare(read, read.sources(say)).comparison
-
-
-def served_config(read: Read, spec: ClusterSpec, plan: Plan) -> Mapping[str, Any] | None:
-    """The content of the config.json that a plan of `spec` was made from.
-
-    Raises:
-        SpecError, HostError: it cannot be read any more.
-    """
-    if spec.model.hf_id and not spec.model.config:
-        revision = plan.replica.engine_arguments().get("revision", spec.model.revision)
-        model = spec.model.model_copy(update={"revision": revision})
-        spec = spec.model_copy(update={"model": model})
-    return read.sources(_quiet).config(spec)
+    return _compare(read).comparison
 
 
 def read_model_config(path: str) -> Mapping[str, Any]:
@@ -191,9 +176,9 @@ def read_model_config(path: str) -> Mapping[str, Any]:
 # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _compare(read: Read, sources: Sources) -> Compared:
+def _compare(read: Read) -> Compared:
     """Every checkpoint of a spec; a config.json that cannot be read is told in its row."""
-    spec = read.spec
+    spec, sources = read.spec, read.sources
     found = [] if picks(spec) else [_checkpoint(SERVED, spec, sources)]
     for index, candidate in enumerate(spec.model.candidates):
         found.append(_checkpoint(candidate.name, spec.serving(index), sources))
@@ -209,15 +194,26 @@ def _checkpoint(name: str, spec: ClusterSpec, sources: Sources) -> Checkpoint:
     return Checkpoint(name, found.spec, found.config, found.digests, found.stored)
 
 
-def _pinned(spec: ClusterSpec, one: Checkpoint) -> list[NamedValue]:
-    """The commit that was read, where the spec names none: what is served is what was planned."""
-    written = {item.name: item.revision for item in spec.model.candidates}
-    named = written.get(one.name, spec.model.revision)
-    commit = one.spec.model.revision
-    if commit == named:
-        return []
+def _pinned(read: Read, one: Checkpoint) -> list[NamedValue]:
+    """The commits that were read, where the spec names none: what is served is what was planned."""
+    spec, guess = one.spec, one.spec.speculative
+    written = {item.name: item.revision for item in read.spec.model.candidates}
+    rows = [
+        (
+            "model.revision",
+            written.get(one.name, read.spec.model.revision),
+            spec.model.revision,
+        ),
+        (
+            "speculative.revision",
+            read.draft_revision,
+            guess.revision if guess is not None else "",
+        ),
+    ]
     return [
-        NamedValue(name="model.revision", value=commit, reason=PINNED.format(name=named or "main"))
+        NamedValue(name=key, value=commit, reason=PINNED.format(name=named or "main"))
+        for key, named, commit in rows
+        if commit != named
     ]
 
 

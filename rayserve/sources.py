@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,13 @@ from rayserve.plan import Plan
 from rayserve.planner.catalogue import CPU
 from rayserve.planner.content import host_files, model_config_path, quant_config_path
 from rayserve.planner.support.modelopt import QUANT_CONFIG, wants_quant_config
-from rayserve.spec import ClusterSpec, serving_pool
+from rayserve.spec import COMMIT, ClusterSpec, serving_pool
 
 if TYPE_CHECKING:
     from rayserve.hub import Hub, Snapshot
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
+UNDESCRIBED = "medusa"
+"""The method whose draft model has heads alone: its config.json describes no layers."""
 
 
 @dataclass(frozen=True)
@@ -70,26 +70,47 @@ class Sources:
         models = [spec.model, *spec.model.candidates]
         self._ids = [model.hf_id for model in models if model.hf_id]
         self._hub: Hub | None = None
+        self._known: dict[str, Source] = {}
+
+    def drafted(self, spec: ClusterSpec) -> tuple[ClusterSpec, Mapping[str, Any] | None]:
+        """The spec with the commit of its draft model, and what its config.json says; None: not known.
+
+        Raises:
+            SpecError, HostError: as `read`.
+        """
+        guess = spec.speculative
+        if guess is None or not guess.model:
+            return spec, None
+        if guess.config:
+            named = spec.where("speculative", "config")
+            return spec, read_config(self._folder / guess.config, named)
+        if not guess.from_hub or guess.method == UNDESCRIBED:
+            return spec, None
+        revision = guess.revision
+        if not COMMIT.fullmatch(revision):
+            revision = self._planned_draft(guess.model) or revision
+        snapshot = self._open_hub().snapshot(
+            guess.model, revision, spec.where("speculative", "model")
+        )
+        pinned = guess.model_copy(update={"revision": snapshot.commit})
+        spec = spec.model_copy(update={"speculative": pinned})
+        return spec, self._fetched_config(snapshot)
 
     def read(self, spec: ClusterSpec) -> Source:
-        """The files of the checkpoint that `spec.model` names.
+        """The files of the checkpoint that `spec.model` names, each read once.
 
         Raises:
             SpecError: one cannot be read, or is not what it should be; there is no such id or revision.
             HostError: the hub cannot be reached or read.
         """
-        spec, place, snapshot = self._placed(spec)
-        config = self._read_config(spec, place, snapshot)
-        digests = self._digests(spec, place)
-        return Source(spec, config, digests, self._stored(spec, place.parent, digests, snapshot))
-
-    def config(self, spec: ClusterSpec) -> Mapping[str, Any] | None:
-        """`Source.config` alone.
-
-        Raises:
-            SpecError, HostError: as `read`.
-        """
-        return self._read_config(*self._placed(spec))
+        name = spec.model.model_dump_json()
+        if name not in self._known:
+            spec, place, snapshot = self._placed(spec)
+            config = self._read_config(spec, place, snapshot)
+            digests = self._digests(spec, place)
+            stored = self._stored(spec, place.parent, digests, snapshot)
+            self._known[name] = Source(spec, config, digests, stored)
+        return self._known[name]
 
     def _placed(self, spec: ClusterSpec) -> tuple[ClusterSpec, Path, Snapshot | None]:
         """The spec with the commit that is read, config.json, and what it is a file of."""
@@ -102,13 +123,19 @@ class Sources:
     def _read_config(
         self, spec: ClusterSpec, place: Path, snapshot: Snapshot | None
     ) -> Mapping[str, Any] | None:
-        named = spec.where("model", "config") if snapshot is None else None
-        config = read_config(place, named)
-        if config is None or not wants_quant_config(config):
-            return config
-        if snapshot is not None and self._open_hub().optional(snapshot, QUANT_CONFIG):
+        if snapshot is not None:
+            return self._fetched_config(snapshot)
+        config = read_config(place, spec.where("model", "config"))
+        if config is not None and wants_quant_config(config):
+            self._check_beside(spec, place)
+        return config
+
+    def _fetched_config(self, snapshot: Snapshot) -> Mapping[str, Any] | None:
+        place = snapshot.folder / CONFIG
+        config = read_config(place)
+        wants = config is not None and wants_quant_config(config)
+        if wants and self._open_hub().optional(snapshot, QUANT_CONFIG):
             return read_config(place)
-        self._check_beside(spec, place)
         return config
 
     # ── the hub ───────────────────────────────────────────────────────────────────────────────────
@@ -141,6 +168,16 @@ class Sources:
         if self._ids.count(hf_id) > 1:  # which of them it was of is not known
             return ""
         return _commit_of(before)
+
+    def _planned_draft(self, hf_id: str) -> str:
+        """As `_planned_commit`, of the draft model."""
+        if self._before is None or not self._unchanged:
+            return ""
+        guess = self._before.replica.engine_arguments().get("speculative_config")
+        if not isinstance(guess, Mapping) or guess.get("model") != hf_id:
+            return ""
+        commit = str(guess.get("revision", ""))
+        return commit if COMMIT.fullmatch(commit) else ""
 
     # ── what the files say ────────────────────────────────────────────────────────────────────────
     def _check_beside(self, spec: ClusterSpec, place: Path) -> None:
@@ -192,10 +229,9 @@ class Sources:
         """
         if serving_pool(spec).gpu == CPU:  # no GPU memory to prove
             return {}
-        places = [folder]
-        if spec.model.path:
-            places.append(Path(spec.model.path))
-        found: Mapping[str, int] = next(filter(None, map(read_checkpoint, places)), {})
+        found: Mapping[str, int] = read_checkpoint(folder, cached=snapshot is not None)
+        if not found and spec.model.path:
+            found = read_checkpoint(Path(spec.model.path))
         return found or self._recorded(spec, digests, snapshot) or self._fetched(snapshot)
 
     def _recorded(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +13,15 @@ from huggingface_hub import (
     errors,
     get_hf_file_metadata,
     hf_hub_download,
-    hf_hub_url,
     try_to_load_from_cache,
 )
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from rayserve.errors import SpecError, Where
-from rayserve.files import CONFIG, INDEX, check_shards, check_tensors, read_bytes
+from rayserve.files import CONFIG, INDEX, SINGLE, check_shards, read_bytes
 from rayserve.hub.bounds import STEP_S, Bounds, RefusedAnswerError
-from rayserve.hub.headers import SINGLE, read_headers
-from rayserve.hub.refusals import FAILURES, Asked, refusal
+from rayserve.hub.headers import read_headers
+from rayserve.hub.refusals import FAILURES, Asked, UnreadError, refusal
 from rayserve.planner.support.modelopt import QUANT_CONFIG
 from rayserve.planner.support.reading import (
     MAX_CONFIG_BYTES,
@@ -33,8 +31,8 @@ from rayserve.planner.support.reading import (
     parse_index,
 )
 from rayserve.planner.weights.checkpoint import bytes_by_type, check_index
+from rayserve.spec import COMMIT
 
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MOST_BYTES: Final = {
     CONFIG: MAX_CONFIG_BYTES,
     QUANT_CONFIG: MAX_CONFIG_BYTES,
@@ -132,23 +130,16 @@ class Hub:
             names = sorted(set(index.files.values()))
             check_shards(len(names), where)
         self._say(f"{snapshot.hf_id}: reading the headers of {len(names)} files of weights")
-        asked = self._asked(snapshot.hf_id, snapshot.commit, names[0], snapshot.where)
+        wanted = [
+            self._asked(snapshot.hf_id, snapshot.commit, name, snapshot.where) for name in names
+        ]
         self._bounds.start(HEADERS_S)
         try:
-            urls = {
-                name: hf_hub_url(
-                    asked.hf_id, name, revision=asked.revision, endpoint=self._endpoint
-                )
-                for name in names
-            }
-            files = read_headers(urls, build_hf_headers(), place, self._bounds)
-        except errors.RemoteEntryNotFoundError as error:
-            if path is None:
+            files = read_headers(wanted, build_hf_headers(), place, self._bounds)
+        except UnreadError as failed:
+            if path is None and isinstance(failed.error, errors.RemoteEntryNotFoundError):
                 return {}  # pickled weights, or adapters
-            raise refusal(error, asked) from None
-        except FAILURES as error:
-            raise refusal(error, asked) from None
-        check_tensors(sum(map(len, files.values())), Where(place))
+            raise refusal(failed.error, failed.asked) from None
         return bytes_by_type(check_index(index, files, where))
 
     def _fetch_optional(self, asked: Asked) -> Path | None:
@@ -198,8 +189,7 @@ class Hub:
 
     def _fetch(self, asked: Asked) -> str:
         """Fetch a file into the cache, whole or not at all, once it is known to be small."""
-        url = hf_hub_url(asked.hf_id, asked.file, revision=asked.revision, endpoint=self._endpoint)
-        head = get_hf_file_metadata(url, timeout=STEP_S, endpoint=self._endpoint)
+        head = get_hf_file_metadata(asked.url, timeout=STEP_S, endpoint=self._endpoint)
         if head.commit_hash is None or not COMMIT.fullmatch(head.commit_hash):
             raise errors.FileMetadataError
         if head.size is None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 import httpx2
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
 from rayserve.errors import Where
+from rayserve.files import Tally
 from rayserve.hub.bounds import Bounds, RefusedAnswerError
+from rayserve.hub.refusals import FAILURES, Asked, UnreadError
 from rayserve.planner.weights.checkpoint import Tensor, header_bytes, parse_header
 
-SINGLE: Final = "model.safetensors"
 FIRST_BYTES: Final = 100_000
 """Holds the header of 97 of 100 files (huggingface_hub, parse_safetensors_file_metadata)."""
 AT_ONCE: Final = 8
@@ -23,27 +24,39 @@ RANGE: Final = re.compile(r"bytes 0-\d+/(\d{1,18})")
 
 
 def read_headers(
-    urls: Mapping[str, str], headers: Mapping[str, str], place: str, bounds: Bounds
+    files: Sequence[Asked], headers: Mapping[str, str], place: str, bounds: Bounds
 ) -> dict[str, tuple[Tensor, ...]]:
-    """The tensors of each file, by its name.
+    """The tensors of each file, by its name and in the order of `files`.
+
+    Counted as they come: of a checkpoint with more than one can have, no further file is read.
 
     Raises:
-        SpecError: a header is broken.
-        httpx2.HTTPError, OSError, RefusedAnswerError: a file cannot be read.
+        SpecError: a header is broken, or all of them hold more than a checkpoint can.
+        UnreadError: a file cannot be read.
     """
-
-    def one(name: str) -> tuple[Tensor, ...]:
-        return _header(urls[name], headers, Where(f"{place}/{name}"))
-
+    tally = Tally(Where(place))
+    found: dict[str, tuple[Tensor, ...]] = {}
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
-        return dict(zip(urls, pool.map(one, urls), strict=True))
+        asked_of = {
+            pool.submit(_header, asked, headers, Where(f"{place}/{asked.file}")): asked
+            for asked in files
+        }
+        for done in as_completed(asked_of):
+            asked = asked_of[done]
+            try:
+                found[asked.file] = done.result()
+            except FAILURES as error:
+                raise UnreadError(asked, error) from None
+            tally.add(found[asked.file])
     finally:  # on Ctrl-C too, the others end with their next bytes
         bounds.stop()
         pool.shutdown(cancel_futures=True)
+    return {asked.file: found[asked.file] for asked in files}
 
 
-def _header(url: str, headers: Mapping[str, str], where: Where) -> tuple[Tensor, ...]:
+def _header(asked: Asked, headers: Mapping[str, str], where: Where) -> tuple[Tensor, ...]:
+    url = asked.url
     head, file_bytes = _beginning(url, headers, FIRST_BYTES)
     needed = header_bytes(head, file_bytes, where)
     if len(head) < needed:

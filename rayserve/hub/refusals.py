@@ -5,17 +5,21 @@ Texts of other libraries are not repeated: a token or a signed URL may be in the
 
 from __future__ import annotations
 
+import re
+import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import errors
+from huggingface_hub import errors, hf_hub_url
 
 from rayserve.errors import HostError, RayserveError, SpecError, Where
 from rayserve.hub.bounds import STEP_S, RefusedAnswerError
 
 INSTEAD: Final = "copy config.json of the checkpoint here and name it in `config`"
+HOST: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63}){0,30}\.?|[0-9a-f:.]{2,45}")
+"""Name or address; a longer label is none (RFC 1035, 2.3.4)."""
 LOG_IN: Final = "set HF_TOKEN, or log in with `hf auth login`"
 FAILURES: Final = (
     OSError,
@@ -44,13 +48,45 @@ class Asked:
     @property
     def host(self) -> str:
         """The hub, without a password that its URL may have."""
-        parts = urlsplit(self.endpoint)
-        return parts.hostname or "the hub"
+        return host_of(self.endpoint) or "the hub"
+
+    @property
+    def url(self) -> str:
+        """Where the file is.
+
+        Raises:
+            httpx2.InvalidURL: the endpoint is none.
+        """
+        if not host_of(self.endpoint):
+            raise httpx2.InvalidURL("HF_ENDPOINT")
+        return str(
+            hf_hub_url(self.hf_id, self.file, revision=self.revision, endpoint=self.endpoint)
+        )
 
     @property
     def place(self) -> str:
         """The file, for messages."""
         return f"{self.file} of {self.hf_id} at {self.revision}"
+
+
+class UnreadError(Exception):
+    """One of several files cannot be read: which one, and one of `FAILURES` why."""
+
+    def __init__(self, asked: Asked, error: Exception) -> None:
+        self.asked, self.error = asked, error
+        super().__init__(asked.place)
+
+
+def host_of(endpoint: str) -> str:
+    """Name or address in the URL of a hub; empty: it is no such URL."""
+    if not endpoint.isprintable():
+        return ""
+    try:
+        parts = urlsplit(endpoint)
+        host, _port = parts.hostname or "", parts.port  # either may raise
+    except ValueError:
+        return ""
+    return host if parts.scheme in {"http", "https"} and HOST.fullmatch(host) else ""
 
 
 def refusal(error: Exception, asked: Asked) -> RayserveError:
@@ -98,14 +134,14 @@ def _of_the_id(error: Exception, asked: Asked) -> RayserveError | None:
         return HostError(
             f"access to {asked.hf_id} on {host}",
             found=f"HTTP {status}: {kind}; {sent}",
-            do=f"{accept if gated else f'correct hf_id, or {renew}'}; or {INSTEAD}",
+            do=f"{accept if gated else f'correct the id, or {renew}'}; or {INSTEAD}",
             where=where,
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status == httpx2.codes.NOT_FOUND:
         return SpecError(
             f"a model {asked.hf_id} on {host}",
             found=f"HTTP {status}: none of this name" + ("" if token else ", or a private one"),
-            do="correct hf_id" + ("" if token else f", or {LOG_IN}"),
+            do="correct the id" + ("" if token else f", or {LOG_IN}"),
             where=where,
         )
     return None
@@ -128,8 +164,7 @@ def _of_the_way(error: Exception) -> tuple[str, str]:
             "check network, proxies and HF_ENDPOINT, and try again",
         )
     if isinstance(error, httpx2.ConnectError):
-        reason = str(error)[:120] or "no connection"
-        return reason, "check network, proxies and HF_ENDPOINT, and try again"
+        return _unconnected(error), "check network, proxies and HF_ENDPOINT, and try again"
     if isinstance(error, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
         return "HF_ENDPOINT is no URL", "write it as https://host"
     if isinstance(error, PermissionError):
@@ -139,3 +174,16 @@ def _of_the_way(error: Exception) -> tuple[str, str]:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({type(error).__name__})", "check the folder of HF_HOME"
     return f"an answer that broke off or was wrong ({type(error).__name__})", again
+
+
+def _unconnected(error: BaseException) -> str:
+    """Why there is no connection, in the words of the system, which know no URL."""
+    cause: BaseException | None = error
+    for _ in range(8):  # as deep as client, transport and socket are
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"a certificate that is not trusted here: {cause.verify_message[:80]}"
+        if isinstance(cause, OSError) and cause.strerror and not isinstance(cause, ssl.SSLError):
+            return cause.strerror[:80]
+        if cause is not None:
+            cause = cause.__cause__ or cause.__context__
+    return "no connection"

@@ -141,6 +141,8 @@ def _features(args: _Arguments, spec: ClusterSpec, profile: ModelProfile) -> Non
         }
         if guess.model:
             config["model"] = guess.model
+        if guess.revision:
+            config["revision"] = guess.revision
         args.add("speculative_config", config)
     if spec.lora.adapters:
         args.add("enable_lora", True)

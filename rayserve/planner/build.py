@@ -13,37 +13,32 @@ from rayserve.plan import (
     Endpoint,
     LoraAdapter,
     NodePoolPlan,
-    Placement,
     Plan,
     ReplicaPlan,
     ScalingPlan,
     StoredBytes,
     Timeouts,
 )
-from rayserve.planner.arguments import check_formats, engine_args, frontend_args
-from rayserve.planner.catalogue import CPU, Gpu, accelerator_type, find_gpu
-from rayserve.planner.checkpoint import checkpoint_sum, differences
-from rayserve.planner.choices import choices, limits_of, unused
+from rayserve.planner.arguments import engine_args, frontend_args
+from rayserve.planner.catalogue import CPU, Gpu, find_gpu
+from rayserve.planner.checkpoint import differences
+from rayserve.planner.choices import choices
 from rayserve.planner.content import content, unread
 from rayserve.planner.curves import NO_CURVES, Curves, curves
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
 from rayserve.planner.fit import Fit
-from rayserve.planner.memory.simple import Cut
-from rayserve.planner.obstacles import Obstacles, check_hosts
-from rayserve.planner.placement import choose_cut, place
-from rayserve.planner.profile import ModelProfile
-from rayserve.planner.sizing import Sizing, holds, judged, size
+from rayserve.planner.proposals import idle
+from rayserve.planner.settled import Settled, Weights, attempts, judge, settle
+from rayserve.planner.sizing import Sizing, judged
 from rayserve.planner.subject import (
     known_architecture,
     read_model_profile,
     served_notes,
     unused_keys,
 )
-from rayserve.planner.timing import read_timing
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.tensors import Place, weights_bytes
-from rayserve.planner.whole_experts import Replica, whole_experts
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
 from rayserve.units import MIB
@@ -103,37 +98,17 @@ def build_plan(
     """
     digests, stored = digests or {}, checkpoint or {}
     served = served_notes(spec, model_config)
-    profile = read_model_profile(spec, model_config, draft_config)
-    pool = serving_pool(spec)
-    gpu = find_gpu(spec, pool)
-    label = accelerator_type(spec, pool, gpu)
-    check_formats(spec, gpu)
-    architecture = known_architecture(spec, profile, model_config)
-    fit = _fit(spec, profile, architecture, gpu, stored)
-    obstacles = None
-    if architecture is not None and gpu is not None:
-        obstacles = Obstacles(spec, architecture, model_config or {}, gpu)
-    sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
-    cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
-    check_hosts(spec, pool, cut)
-    told = obstacles.check(pool, cut) if obstacles is not None else []
-    timing = read_timing(fit)
-    sizing = size(spec, profile, fit, cut, timing)
-    told += unused(
-        spec,
-        pool,
-        cut,
-        sizing,
-        lambda cut: size(spec, profile, fit, cut, timing),
-        lambda: whole_experts(spec, pool, model_config or {}, fit, Replica(cut, sizing, timing)),
-    )
-    refusal = obstacles.refusal(pool, pool.gpus_per_host) if obstacles is not None else ""
-    replica = _replica(spec, profile, gpu, sizing, place(spec, pool, cut, label), digests)
+    weights = Weights(model_config, draft_config, stored)
+    made = settle(spec, weights)
+    gpu, architecture, timing, cut = made.gpu, made.architecture, made.timing, made.cut
+    replica = _replica(made, digests)
     found = evidence(ledger, replica, gpu)
-    if fit is not None:
+    sizing = made.sizing
+    if made.fit is not None:
         if architecture is not None:
-            found = found.believed(cut, fit.weights(cut))
-        sizing = _narrowed(spec, profile, fit, sizing, cut, found)
+            found = found.believed(cut, made.fit.weights(cut))
+        sizing = _narrowed(made, made.fit, found)
+    pool = made.pool
     start = start_estimate(
         replica,
         found.starts,
@@ -155,18 +130,17 @@ def build_plan(
         endpoint=_endpoint(spec),
         environment=node_environment(spec, door.max_tokens),
         memory=sizing.memory,
-        latency=timing.table(cut, limits_of(sizing)) if timing is not None else None,
-        choices=choices(spec, pool, gpu, cut, sizing, timing=timing, sizes=sizes, refusal=refusal)
-        if gpu
-        else [],
+        latency=timing.table(cut, made.limits) if timing is not None else None,
+        choices=choices(made),
         start=start,
         checkpoint=[StoredBytes(name=name, value=value) for name, value in stored.items()],
         notes=[
             *served,
             *unused_keys(spec, architecture),
             *differences(architecture, stored),
-            *told,
-            *(timing.promises(cut, limits_of(sizing)) if timing is not None else ()),
+            *made.told,
+            *idle(made, attempts(weights)),
+            *(timing.promises(cut, made.limits) if timing is not None else ()),
             *([UNTIMED] if architecture is not None and gpu is not None and not timing else ()),
             *found.notes,
             *budget_notes(start, spec.timeouts.start_s),
@@ -176,25 +150,19 @@ def build_plan(
     )
 
 
-def _replica(
-    spec: ClusterSpec,
-    profile: ModelProfile,
-    gpu: Gpu | None,
-    sizing: Sizing,
-    placement: Placement,
-    digests: Mapping[str, str],
-) -> ReplicaPlan:
+def _replica(made: Settled, digests: Mapping[str, str]) -> ReplicaPlan:
+    spec, gpu, sizing = made.spec, made.gpu, made.sizing
     return ReplicaPlan(
         device="cpu" if gpu is None else "cuda",
         model=spec.model.path or spec.model.hf_id,
         model_source="path" if spec.model.path else "hub",
         served_model_name=spec.model.served_name,
         vllm_version=VLLM_VERSION,
-        engine_args=engine_args(spec, profile, gpu, sizing),
+        engine_args=engine_args(spec, made.profile, gpu, sizing),
         frontend_args=frontend_args(spec),
         lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
         env=replica_environment(spec, gpu),
-        placement=placement,
+        placement=made.placement,
         start_method=spec.scheduling.start_method,
         start_timeout_s=spec.timeouts.start_s,
         warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
@@ -203,24 +171,9 @@ def _replica(
     )
 
 
-def _fit(
-    spec: ClusterSpec,
-    profile: ModelProfile,
-    architecture: Architecture | None,
-    gpu: Gpu | None,
-    stored: Mapping[str, int],
-) -> Fit | None:
-    """The judge of memory; None without GPUs."""
-    if gpu is None:
-        return None
-    held = checkpoint_sum(spec, profile, architecture, stored)
-    return Fit(spec, profile, architecture, gpu, held)
-
-
-def _narrowed(
-    spec: ClusterSpec, profile: ModelProfile, fit: Fit, sizing: Sizing, cut: Cut, found: Evidence
-) -> Sizing:
+def _narrowed(made: Settled, fit: Fit, found: Evidence) -> Sizing:
     """The sizing with the estimate that the starts narrowed, and a note where they narrowed none."""
+    spec, profile, sizing, cut = made.spec, made.profile, made.sizing, made.cut
     if not found.starts:
         return sizing
     measured = found.measured(fit.facts, cut)
@@ -335,12 +288,10 @@ def build_curves(
     """
     profile = read_model_profile(spec, model_config, draft_config)
     gpu = find_gpu(spec, serving_pool(spec))
-    if gpu is None:
-        return NO_CURVES
     architecture = known_architecture(spec, profile, model_config)
     stored = {item.name: item.value for item in plan.checkpoint}
-    fit = Fit(spec, profile, architecture, gpu, checkpoint_sum(spec, profile, architecture, stored))
-    return curves(plan, fit)
+    fit = judge(spec, profile, architecture, gpu, stored)
+    return curves(plan, fit) if fit is not None else NO_CURVES
 
 
 def _timeouts(spec: ClusterSpec) -> Timeouts:

@@ -117,7 +117,8 @@ def replica_environment(spec: ClusterSpec, gpu: Gpu | None) -> list[NamedValue]:
     Raises:
         EngineArgumentError: an entry of `env` that the toolkit owns or vLLM does not know.
     """
-    local = bool(spec.model.path)
+    guess = spec.speculative
+    local = bool(spec.model.path) and not (guess is not None and guess.from_hub)
     start_s = math.ceil(spec.timeouts.start_s)
     rows = [
         ("VLLM_ENGINE_READY_TIMEOUT_S", str(start_s), "the start budget; vLLM's own is 600 s"),

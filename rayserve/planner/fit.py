@@ -122,6 +122,9 @@ class Fit:
             for stage in stages
         )
 
+    def _uncounted(self) -> list[str]:
+        return uncounted(self.spec, self.architecture, drafted=self.profile.draft is not None)
+
     def _draft_caches(self, cut: Cut) -> list[LayerCache]:
         draft = self.profile.draft
         if draft is None:
@@ -222,7 +225,7 @@ class Fit:
             verdict=found.verdict.title,
             because=found.verdict.reason,
             calibrated=list(budget.terms.calibrated),
-            uncounted=uncounted(self.spec, self.architecture),
+            uncounted=self._uncounted(),
         )
 
     def refusal(self, cut: Cut, limits: EngineLimits) -> tuple[str, str]:
@@ -353,7 +356,7 @@ class Fit:
             max_concurrency_high=round(tokens(kv.high) / limits.length, 2),
             verdict=found.verdict.title,
             because=found.verdict.reason,
-            uncounted=uncounted(self.spec, self.architecture),
+            uncounted=self._uncounted(),
         )
 
     def _parts(self, budget: Budget, cut: Cut, *, last: bool) -> dict[str, Any]:

@@ -13,7 +13,12 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.simple import Cut
-from rayserve.planner.support.divisibility import CutShape, check_cut, tensor_sizes
+from rayserve.planner.support.divisibility import (
+    CutShape,
+    broken_rule,
+    check_cut,
+    tensor_sizes,
+)
 from rayserve.planner.support.host_limits import HostFacts, check_host
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import Finding, check_precision
@@ -49,16 +54,14 @@ class Obstacles:
         """Sizes of tensor parallelism on a host that the model can be cut into, ascending."""
         return tensor_sizes(self._shapes, pool.gpus_per_host, expert_parallel=self._expert_parallel)
 
-    def refusal(self, pool: NodePool, tensor: int) -> str:
-        """What a cut into that many ranks would have to be, and is not; empty: nothing is in its way."""
-        found = check_cut(
-            self._shapes,
-            tensor=tensor,
-            pipeline=1,
-            gpus_per_host=pool.gpus_per_host,
-            expert_parallel=self._expert_parallel,
-        )
-        return next((item.needed for item in found if item.level == "refuse"), "")
+    @property
+    def has_experts(self) -> bool:
+        """Whether the model has routed experts."""
+        return any(shape.experts for shape in self._shapes)
+
+    def broken(self, tensor: int) -> str:
+        """The rule that so many ranks break, such as `divides the 8 KV heads`; empty: none."""
+        return broken_rule(self._shapes, tensor, expert_parallel=self._expert_parallel)
 
     def check(self, pool: NodePool, cut: Cut) -> list[str]:
         """What should be known of formats and cut, for the plan's notes.

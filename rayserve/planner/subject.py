@@ -42,7 +42,7 @@ def read_model_profile(
         changes["weight_bits"] = scaled_bits(bits, 128 if bits == 4 else 0)
     elif spec.precision.quantization != "auto" and not profile.quantization:
         changes["weight_bits"] = 4 if "4" in spec.precision.quantization else 8
-    if spec.speculative is not None and spec.speculative.config:
+    if spec.speculative is not None and (spec.speculative.config or draft_config is not None):
         changes["draft"] = _draft(spec, draft_config)
     return _replace(profile, changes)
 
@@ -82,7 +82,8 @@ def served_notes(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> l
 
 
 def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
-    where = spec.where("speculative", "config")
+    written = spec.speculative is not None and bool(spec.speculative.config)
+    where = spec.where("speculative", "config" if written else "model")
     if draft_config is None:
         raise SpecError(
             "the draft model's config.json",

@@ -25,14 +25,16 @@ UNMODELLED = frozenset(
 UNMODELLED_ENV = frozenset({"VLLM_USE_V2_MODEL_RUNNER", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"})
 
 
-def uncounted(spec: ClusterSpec, architecture: Architecture | None) -> list[str]:
-    """What takes GPU memory but stands in no term."""
+def uncounted(
+    spec: ClusterSpec, architecture: Architecture | None, *, drafted: bool = False
+) -> list[str]:
+    """What takes GPU memory but stands in no term; `drafted`: the draft model has its own."""
     guess = spec.speculative
     what: list[str] = []
     if architecture is not None:
         what += [f"engine_args.{name}" for name in sorted(UNMODELLED & {*spec.engine_args})]
         what += [f"env.{name}" for name in sorted(UNMODELLED_ENV & {*spec.env})]
-    if guess is None or guess.method in ("ngram", "suffix") or guess.config:
+    if guess is None or guess.method in ("ngram", "suffix") or drafted:
         return what
     if guess.method != "mtp":
         return [*what, f"the draft model {guess.model}: give speculative.config"]

@@ -5,6 +5,7 @@ text --(documents)--> data and lines --(model)--> ClusterSpec --(rules)--> Clust
 
 from __future__ import annotations
 
+from rayserve.spec.base import COMMIT
 from rayserve.spec.checkpoint_rules import SERVED, picks
 from rayserve.spec.model import SPEC_KEY, ClusterSpec, NodePool
 from rayserve.spec.parse import parse_spec
@@ -13,6 +14,7 @@ from rayserve.spec.rules import serving_pool
 from rayserve.spec.words import nearest
 
 __all__ = [
+    "COMMIT",
     "SERVED",
     "SPEC_KEY",
     "ClusterSpec",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -15,6 +16,8 @@ Seconds = Annotated[float, Field(gt=0)]
 NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"
 HF_ID = r"^$|^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A commit of a Hugging Face repository, which never moves, as a branch or tag may."""
 PATTERNS = {
     NAME: "of lower-case letters, digits and inner hyphens, at most 63",
     MODEL_NAME: "of letters, digits and . _ - /, at most 128",

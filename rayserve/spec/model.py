@@ -180,10 +180,18 @@ class Speculative(Section):
     """Draft model: an absolute folder on every host or a Hugging Face id; not for ngram, suffix and
     mtp."""
     config: str = ""
-    """config.json of the draft model, relative to cluster.yml; empty: its memory is not counted, and
-    the plan says so."""
+    """config.json of the draft model, relative to cluster.yml; empty: fetched where `model` is an id,
+    as that of `model.hf_id` is; of a folder, and of medusa, its memory is then not counted, and the
+    plan says so."""
+    revision: str = ""
+    """Commit of the draft model, where `model` is an id; as `model.revision`."""
     num_tokens: int = Field(ge=1, le=32)
     """Tokens guessed at a time."""
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether the draft model is an id, and no folder."""
+        return bool(self.model) and not self.model.startswith("/")
 
 
 class Adapter(Section):

@@ -263,8 +263,21 @@ def _features(spec: ClusterSpec) -> Iterator[Problem]:
                 "rename the adapter",
             )
         names.append(adapter.name)
+    yield from _speculative(spec)
+    if not spec.scheduling.prefix_caching and spec.kv_offload.cpu_gib:
+        yield Problem(
+            ("kv_offload", "cpu_gib"),
+            "prefix_caching, which offloading builds on",
+            "prefix_caching: false",
+            "write `prefix_caching: true`, or cpu_gib: 0",
+        )
+
+
+def _speculative(spec: ClusterSpec) -> Iterator[Problem]:
     guess = spec.speculative
-    if guess is not None and (guess.method in DRAFT_METHODS) != bool(guess.model):
+    if guess is None:
+        return
+    if (guess.method in DRAFT_METHODS) != bool(guess.model):
         wants = "a" if guess.method in DRAFT_METHODS else "no"
         yield Problem(
             ("speculative",),
@@ -272,26 +285,33 @@ def _features(spec: ClusterSpec) -> Iterator[Problem]:
             guess.model or "none",
             "add it" if wants == "a" else "remove it",
         )
-    elif guess is not None and guess.model and not re.match(f"/|{HF_ID}", guess.model):
+    elif guess.model and not re.match(f"/|{HF_ID}", guess.model):
         yield Problem(
             ("speculative", "model"),
             "an absolute folder, or a Hugging Face id",
             guess.model,
             "write /…/folder, or organisation/name",
         )
-    if guess is not None and guess.config and not guess.model:
+    if guess.config and not guess.model:
         yield Problem(
             ("speculative", "config"),
             f"no `config` with method {guess.method}, which has no model of its own",
             guess.config,
             "remove it",
         )
-    if not spec.scheduling.prefix_caching and spec.kv_offload.cpu_gib:
+    if guess.revision and not guess.from_hub:
         yield Problem(
-            ("kv_offload", "cpu_gib"),
-            "prefix_caching, which offloading builds on",
-            "prefix_caching: false",
-            "write `prefix_caching: true`, or cpu_gib: 0",
+            ("speculative", "revision"),
+            "`revision` only where `speculative.model` is an id",
+            f"model: {guess.model or 'none'}",
+            "remove `revision`; a folder has none",
+        )
+    if guess.from_hub and not guess.revision and spec.profile == "production":
+        yield Problem(
+            ("speculative", "model"),
+            "`speculative.revision` beside an id in production",
+            "nothing",
+            "add the commit hash, so that every host loads the same weights",
         )
 
 

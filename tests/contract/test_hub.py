@@ -233,6 +233,39 @@ def test_broken_weights_are_refused(hub, client, change, kind, found):
     with pytest.raises(kind) as caught:
         opened.stored(opened.snapshot(ID, "", HERE))
     assert found in caught.value.message()
+    assert "model-00001-of-00003.safetensors" in caught.value.message()
+
+
+def failing(name: str):
+    """An answer of a server that fails for one file alone."""
+    return lambda handler, file: file == name and (handler.send(500) or True)
+
+
+def test_the_file_that_fails_is_the_one_that_is_named(hub, client):
+    """Of many files of weights, the error names the one that the hub does not give."""
+    hub.repos[ID][COMMIT] |= shards(12)
+    hub.misbehave = failing("model-00007-of-00012.safetensors")
+    opened = client.open(hub)
+    with pytest.raises(HostError) as caught:
+        opened.stored(opened.snapshot(ID, "", HERE))
+    assert "model-00007-of-00012.safetensors" in caught.value.needed
+    assert caught.value.found == "HTTP 500"
+
+
+@pytest.mark.parametrize(
+    "limit, most, what", [("MAX_TENSORS", 25, "tensors"), ("MAX_CHARACTERS", 250, "characters")]
+)
+def test_a_checkpoint_with_too_many_tensors_is_refused_before_all_of_it_is_read(
+    hub, client, monkeypatch, limit, most, what
+):
+    """Tensors and their names count file by file: the first few files already end it."""
+    monkeypatch.setattr(f"rayserve.files.{limit}", most)
+    hub.misbehave = lambda _handler, file: file.endswith(".safetensors") and time.sleep(0.1)
+    hub.repos[ID][COMMIT] |= shards(200, rows=10)
+    opened = client.open(hub)
+    with pytest.raises(SpecError, match=f"at most {most} {what}"):
+        opened.stored(opened.snapshot(ID, "", HERE))
+    assert len({one.path for one in hub.asked(".safetensors")}) < 100
 
 
 def test_a_header_that_breaks_off_is_refused(hub, client):
@@ -418,8 +451,13 @@ def test_a_server_that_says_nothing_is_given_up(client, monkeypatch):
 @pytest.mark.parametrize(
     "endpoint, found",
     [
-        ("http://127.0.0.1:1", "refused"),
+        ("http://127.0.0.1:1", "Connection refused"),
         ("http://no-such-host.invalid", "name"),
+        ("http://[::1", "HF_ENDPOINT is no URL"),
+        ("http://127.0.0.1:99999", "HF_ENDPOINT is no URL"),
+        ("http://two words", "HF_ENDPOINT is no URL"),
+        ("http://na\u2100me", "HF_ENDPOINT is no URL"),
+        (f"http://{'a' * 64}.invalid", "HF_ENDPOINT is no URL"),
         ("localhost:8000", "HF_ENDPOINT is no URL"),
         ("ftp://127.0.0.1", "HF_ENDPOINT is no URL"),
     ],
@@ -427,7 +465,9 @@ def test_a_server_that_says_nothing_is_given_up(client, monkeypatch):
 def test_an_endpoint_that_is_none_says_what_to_check(client, endpoint, found):
     """No listener, no such name, no URL: each is told, with HF_ENDPOINT among what to do."""
     error = refused(client, endpoint)
+    assert isinstance(error, HostError)
     assert found in error.found.lower() or found in error.found
+    assert "Errno" not in error.message()
     assert "HF_ENDPOINT" in error.found + error.do
 
 
@@ -496,6 +536,24 @@ def test_plan_pins_the_commit_and_plans_it_again_without_the_hub(hub, tmp_path):
     assert again.returncode == 0, again.stderr
 
 
+def test_an_interrupted_download_is_not_planned_as_the_whole(hub, tmp_path):
+    """Some files of the weights in the cache, without the index: the hub is asked for all of them."""
+    files = {"config.json": ODD} | shards(3)
+    hub.repos[ID][COMMIT] |= files
+    folder, home = spec(tmp_path / "env", f", revision: {COMMIT}"), tmp_path / "home"
+    snapshot = home / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "model-00000-of-00003.safetensors"):
+        (snapshot / name).write_bytes(files[name])
+    offline = plan(folder, environment(hub, home, HF_HUB_OFFLINE="1"), "--json")
+    assert offline.returncode == 2, offline.stdout
+    assert "checkpoint_bytes" in json.loads(offline.stdout)["needed"]
+    done = plan(folder, environment(hub, home), "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)["plan"]
+    assert made["checkpoint"] == [{"name": "BF16", "value": 24}, {"name": "F32", "value": 12}]
+
+
 def test_plan_reads_the_quantization_beside_config_json(hub, tmp_path):
     """hf_quant_config.json of ModelOpt counts as vLLM counts it, and is part of the revision."""
     quant = {
@@ -538,6 +596,65 @@ def test_candidates_may_be_ids_and_one_that_fails_has_its_row(hub, tmp_path):
     assert picked.returncode == 0, picked.stderr
     made = yaml.safe_load((folder / "plan.yml").read_text())["rayserve_plan"]
     assert [item["value"] for item in made["choices"][:2]] == ["one", COMMIT]
+
+
+DRAFT = "acme/draft"
+GUESS = "  speculative: {method: draft_model, model: acme/draft, num_tokens: 2%s}\n"
+
+
+def test_the_draft_model_of_an_id_is_fetched_and_pinned_as_the_model_is(hub, tmp_path):
+    """Its memory is counted from the config.json of the commit that every host will load."""
+    hub.repos[DRAFT] = {COMMIT: {"config.json": CONFIG}}
+    folder, home = spec(tmp_path / "env"), tmp_path / "home"
+    with (folder / "cluster.yml").open("a") as file:
+        file.write(GUESS % "")
+    done = plan(folder, environment(hub, home))
+    assert done.returncode == 0, done.stderr
+    assert f"{DRAFT}: asking 127.0.0.1 for config.json at main" in done.stderr
+    made = yaml.safe_load((folder / "plan.yml").read_text())["rayserve_plan"]
+    arguments = {item["name"]: item["value"] for item in made["replica"]["engine_args"]}
+    assert arguments["speculative_config"]["revision"] == COMMIT
+    assert made["memory"]["draft_bytes"] > 0
+    assert made["memory"].get("uncounted", []) == []
+    assert [item["name"] for item in made["choices"][:2]] == [
+        "model.revision",
+        "speculative.revision",
+    ]
+    hub.refs["main"] = LATER
+    again = plan(folder, environment(hub, home, HF_HUB_OFFLINE="1"), "--check")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_draft_model_that_is_not_there_is_told_at_its_key(hub, tmp_path):
+    """An id that the hub does not have names `speculative.model`, and no plan is written."""
+    folder = spec(tmp_path / "env")
+    with (folder / "cluster.yml").open("a") as file:
+        file.write(GUESS % "")
+    done = plan(folder, environment(hub, tmp_path / "home"), "--json")
+    assert done.returncode == 2, done.stderr
+    told = json.loads(done.stdout)
+    assert told["key"].endswith("speculative.model")
+    assert DRAFT in told["needed"]
+    assert [path.name for path in folder.iterdir()] == ["cluster.yml"]
+
+
+def test_the_page_of_a_plan_asks_the_hub_for_nothing_more(hub, tmp_path):
+    """With candidates on the hub, a plan with its page reads each header once, as one without."""
+    hub.repos[ID][COMMIT] |= {"config.json": ODD} | shards(3)
+    folder = spec(tmp_path / "env")
+    path = folder / "cluster.yml"
+    path.write_text(
+        path.read_text().replace(
+            "{hf_id: acme/tiny, served_name: chat}",
+            "{served_name: chat, candidates: [{name: one, hf_id: acme/tiny}]}",
+        )
+    )
+    html = tmp_path / "plan.html"
+    done = plan(folder, environment(hub, tmp_path / "home"), "--html", str(html))
+    assert done.returncode == 0, done.stderr
+    assert "Candidates" in html.read_text()
+    away = [one.path for one in hub.asked(".safetensors") if one.path.startswith("/cdn")]
+    assert len(away) == len(set(away)) == 3
 
 
 def test_a_gated_id_ends_with_exit_code_4_and_writes_nothing(hub, tmp_path):

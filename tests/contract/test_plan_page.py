@@ -67,8 +67,8 @@ AXIS = """
 def planned():
     """The example's plan, with its page."""
     files = inventory.locate(str(ROOT / "inventories" / "example"), None)
-    plan = planning.make_plan(files).plan
-    return SimpleNamespace(plan=plan, page=text_of(files, plan))
+    planned = planning.make_plan(files)
+    return SimpleNamespace(plan=planned.plan, page=text_of(planned, files.spec.name))
 
 
 @pytest.fixture(scope="module")

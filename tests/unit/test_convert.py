@@ -203,6 +203,15 @@ def test_pasted_command_for_an_old_release():
     assert ("version", "") not in found
 
 
+@pytest.mark.parametrize("extra, written", [(', "revision": "abc"', "abc"), ("", PLACEHOLDER)])
+def test_a_draft_model_of_an_id_keeps_its_commit_or_asks_for_it(extra, written):
+    """Every host is to load the same draft model, as the same model."""
+    guess = f'{{"method": "eagle", "model": "a/b", "num_speculative_tokens": 3{extra}}}'
+    found = convert(f"vllm serve /srv/models/a --speculative-config '{guess}'")
+    assert at(spec_of(found.cluster_yml), "speculative.revision") == written
+    assert ("speculative.revision" in [one.key for one in found.placeholders]) is not bool(extra)
+
+
 def filled(text: str) -> str:
     """The file with something in place of each placeholder."""
     return text.replace(PLACEHOLDER, "filled-in")

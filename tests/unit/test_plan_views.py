@@ -440,8 +440,8 @@ def test_a_page_takes_the_place_of_a_page_only(spec, tmp_path):
 def test_a_page_compares_the_candidates():
     """With `model.candidates` the page ranks them, and its curves are those of what is served."""
     files = inventory.locate(str(ROOT / "tests" / "cases" / "candidates" / "cluster.yml"), None)
-    plan = planning.make_plan(files).plan
-    text = text_of(files, plan)
+    planned = planning.make_plan(files)
+    plan, text = planned.plan, text_of(planned, files.spec.name)
     assert "Candidates" in text
     assert "Why in this order" in text
     assert text.count('class="strong"') == 1

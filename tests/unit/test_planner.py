@@ -144,6 +144,22 @@ def test_what_is_not_counted_is_said(add):
     assert table(plan()).splitlines()[0].endswith(" fits")
 
 
+def test_a_draft_model_of_an_id_is_loaded_at_its_commit_and_not_offline():
+    """vLLM gets the revision, and may fetch the draft model even where the model is a folder."""
+    made = plan(
+        "  speculative: {method: draft_model, model: a/draft, num_tokens: 4, revision: abc}\n",
+        draft=config("llama-8b"),
+    )
+    guess = made.replica.engine_arguments()["speculative_config"]
+    assert (guess["model"], guess["revision"]) == ("a/draft", "abc")
+    assert made.memory.uncounted == []
+    assert made.replica.model_source == "path"
+    offline = {item.name: item.value for item in made.replica.env}["HF_HUB_OFFLINE"]
+    assert offline == "0"
+    beside = {item.name: item.value for item in plan(DRAFT + "}\n").replica.env}["HF_HUB_OFFLINE"]
+    assert beside == "1"
+
+
 def test_ngram_guesses_without_memory():
     """A guess from the prompt takes no weights, and leaves nothing uncounted."""
     assert plan("  speculative: {method: ngram, num_tokens: 4}\n").memory.uncounted == []

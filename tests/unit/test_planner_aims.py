@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rayserve.errors import SpecError
+from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.planner.catalogue import gpus
 from rayserve.planner.render import plan_text
 from rayserve.planner.views.terminal import table
@@ -318,6 +318,29 @@ def test_whole_experts_are_proposed_where_slices_leave_gpus_idle():
     assert f"KV cache {whole.memory.kv_tokens:,} tokens" in note
     assert f"in place of {sliced.memory.kv_tokens:,} tokens" in note
     assert whole.memory.kv_tokens > sliced.memory.kv_tokens
+
+
+def test_whole_experts_are_not_proposed_where_the_plan_would_refuse_them():
+    """Three replicas of eight GPUs need three hosts: on two, no wider replica is told."""
+    replicas = "  replicas: {max: 3}\n"
+    made = plan(replicas, model=EXPERTS)
+    note = next(note for note in made.notes if "stay unused" in note)
+    assert note.startswith("4 of 16 GPUs of pool gpu stay unused")
+    assert "enable_expert_parallel" not in note
+    with pytest.raises(DoesNotFitError, match="3 gangs of 8 GPUs"):
+        plan(replicas + "  engine_args: {enable_expert_parallel: true}\n", model=EXPERTS)
+
+
+def test_no_more_replicas_are_proposed_than_a_host_has_memory_for():
+    """Of four places for a replica, the host's memory holds the KV blocks of two."""
+    swaps = {"hosts: 2": "hosts: 1", "gpus_per_host: 8": "gpus_per_host: 8\n    memory_gib: 256"}
+    rest = "  parallelism: {tensor: 2}\n  kv_offload: {cpu_gib: 100}\n"
+    made = plan(rest, model=SMALL, **swaps)
+    note = next(note for note in made.notes if "stay unused" in note)
+    assert "`replicas.max: 2`" in note
+    assert plan(rest + "  replicas: {max: 2}\n", model=SMALL, **swaps)
+    with pytest.raises(SpecError, match="of host memory"):
+        plan(rest + "  replicas: {max: 3}\n", model=SMALL, **swaps)
 
 
 def test_no_other_way_is_proposed_where_whole_experts_use_no_more():

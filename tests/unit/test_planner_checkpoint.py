@@ -87,6 +87,40 @@ def test_a_folder_that_is_half_downloaded_has_no_sum(tmp_path):
     assert read_checkpoint(tmp_path) == {}
 
 
+def shard(number: int, of: int, stem: str = "model") -> str:
+    """The name of one of several files."""
+    return f"{stem}-{number:05}-of-{of:05}.safetensors"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("stem", ["model", "consolidated"])
+def test_numbered_files_are_a_checkpoint_only_where_all_numbers_are_there(tmp_path, stem, cached):
+    """A download that ended before the index came is not taken for the whole."""
+    for number in (1, 2, 4):
+        (tmp_path / shard(number, 4, stem)).write_bytes(one(f"t{number}"))
+    assert read_checkpoint(tmp_path, cached=cached) == {}
+    (tmp_path / shard(3, 4, stem)).write_bytes(one("t3"))
+    assert read_checkpoint(tmp_path, cached=cached) == {"U8": 16}
+
+
+def test_files_of_two_counts_are_each_to_be_whole(tmp_path):
+    """What is left of an older set of files does not make a newer one whole, nor the other way round."""
+    for number in (1, 2):
+        (tmp_path / shard(number, 3)).write_bytes(one(f"t{number}"))
+    (tmp_path / shard(2, 2)).write_bytes(one("t3"))
+    assert read_checkpoint(tmp_path) == {}
+
+
+def test_files_of_a_cache_that_do_not_say_how_many_they_are_have_no_sum(tmp_path):
+    """Of a folder that a person filled they are the checkpoint; of a cache there may be more to come."""
+    for name in "ab":
+        (tmp_path / f"{name}.safetensors").write_bytes(one(name))
+    assert read_checkpoint(tmp_path) == {"U8": 8}
+    assert read_checkpoint(tmp_path, cached=True) == {}
+    (tmp_path / "model.safetensors").write_bytes(one("c", 7))
+    assert read_checkpoint(tmp_path, cached=True) == {"U8": 7}
+
+
 def test_without_an_index_the_models_own_files_count(tmp_path):
     """An adapter or a second copy in another format beside them is not counted."""
     for name in ("model", "adapter_model", "consolidated"):

@@ -97,6 +97,15 @@ def test_ways_around_a_number():
     assert refused(moe, 4, expert_parallel=True) == []
 
 
+def test_no_way_around_is_told_where_another_number_is_in_the_way_too():
+    """Whole experts, or a whole tower, are of no use where the KV heads do not divide either."""
+    moe = dataclasses.replace(LLAMA_405B, experts=8, expert_width=1002, kv_heads=3)
+    tower = dataclasses.replace(LLAMA_405B, vision_heads=12, kv_heads=3)
+    told = [*refused(moe, 4), *refused(tower, 8)]
+    assert len(told) == 4
+    assert not any("engine_args" in item.do for item in told)
+
+
 @pytest.mark.parametrize(
     "scheme, width, tensor, ok",
     [

@@ -115,6 +115,7 @@ def _speculative(draft: Draft, setting: Setting) -> None:
         method=str(config.pop("method", "") or ""),
         model=str(config.pop("model", "") or ""),
         tokens=config.pop("num_speculative_tokens", None),
+        revision=str(config.pop("revision", "") or ""),
     )
     for name in ("prompt_lookup_max", "prompt_lookup_min", "draft_tensor_parallel_size"):
         config.pop(name, None)
@@ -123,7 +124,7 @@ def _speculative(draft: Draft, setting: Setting) -> None:
             draft,
             setting,
             f"{', '.join(sorted(map(str, config)))[:100]} of {setting.written} is left out",
-            "`speculative` has method, model and number of tokens",
+            "`speculative` has method, model, revision and number of tokens",
             "measure without; where it matters, say so in an issue",
         )
 
@@ -145,7 +146,9 @@ def _spec_method(draft: Draft, setting: Setting) -> None:
     _guess(draft, setting, method=setting.text, model="", tokens=tokens.text if tokens else None)
 
 
-def _guess(draft: Draft, setting: Setting, *, method: str, model: str, tokens: Any) -> None:
+def _guess(
+    draft: Draft, setting: Setting, *, method: str, model: str, tokens: Any, revision: str = ""
+) -> None:
     """Set `speculative`."""
     family = "mtp" if method.endswith("mtp") else method.strip("[]")
     if not family:
@@ -180,6 +183,14 @@ def _guess(draft: Draft, setting: Setting, *, method: str, model: str, tokens: A
             )
         )
         draft.put("speculative.model", path, draft.comments.get("speculative.model", ""))
+        if fitting and revision:
+            draft.put("speculative.revision", revision)
+        elif fitting:
+            draft.hold(
+                "speculative.revision",
+                PLACEHOLDER,
+                "the draft model's commit, so that every host loads the same weights",
+            )
     if not 1 <= count <= MOST_GUESSED:
         draft.hold(
             "speculative.num_tokens", 3, "tokens guessed at a time; the command does not say"

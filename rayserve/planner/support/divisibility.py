@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayserve.documents import Loc
 from rayserve.planner.support.precision import Finding
@@ -70,9 +70,15 @@ class CutShape:
 class _Rule:
     """One number that the cut does not divide."""
 
-    needed: str
+    says: str
+    """What the ranks do that keep it, such as `divides the 8 KV heads`."""
     source: str
     do: str = ""
+
+    @property
+    def needed(self) -> str:
+        """As an error says it."""
+        return f"tensor that {self.says}"
 
 
 def check_cut(
@@ -108,10 +114,15 @@ def tensor_sizes(
     """The sizes of tensor parallelism up to `most` that a model can be cut into."""
 
     def works(tensor: int) -> bool:
-        rules = (_broken(shape, tensor, expert_parallel=expert_parallel) for shape in shapes)
-        return not any(next(some, None) for some in rules)
+        return not broken_rule(shapes, tensor, expert_parallel=expert_parallel)
 
     return tuple(tensor for tensor in range(1, most + 1) if works(tensor))
+
+
+def broken_rule(shapes: Sequence[CutShape], tensor: int, *, expert_parallel: bool = False) -> str:
+    """The first rule that a cut into `tensor` ranks breaks, as a verb and its object; empty: none."""
+    rules = (_broken(shape, tensor, expert_parallel=expert_parallel) for shape in shapes)
+    return next((rule.says for some in rules for rule in some), "")
 
 
 def _broken(shape: CutShape, tensor: int, *, expert_parallel: bool) -> Iterator[_Rule]:
@@ -162,7 +173,7 @@ def _broken_widths(shape: CutShape, tensor: int, *, expert_parallel: bool) -> It
 
 
 def _divides(what: str, source: str, do: str = "") -> _Rule:
-    return _Rule(f"tensor that divides {what}", source, do)
+    return _Rule(f"divides {what}", source, do)
 
 
 def _inputs(shape: CutShape) -> Iterator[tuple[str, int]]:
@@ -181,8 +192,8 @@ def _broken_groups(shape: CutShape, tensor: int, *, expert_parallel: bool) -> It
             continue
         for what, width in _inputs(shape):
             if width % tensor == 0 and group < width and width // tensor % group:
-                needed = f"tensor that leaves a rank whole groups of {group} of {what}, {width}"
-                yield _Rule(needed, "distributed/utils.py:65")
+                says = f"leaves a rank whole groups of {group} of {what}, {width}"
+                yield _Rule(says, "distributed/utils.py:65")
         width = shape.expert_width
         if expert_parallel or not shape.experts_quantized:
             continue
@@ -190,9 +201,9 @@ def _broken_groups(shape: CutShape, tensor: int, *, expert_parallel: bool) -> It
         refines = scheme.weights.startswith("int") and scheme.method != "compressed-tensors"
         least = min(group, LEAST_MOE_GROUP) if refines else group
         if _finest(width // tensor, group) < least:
-            needed = f"tensor that leaves a rank whole groups of {group} of an expert's {width}"
+            says = f"leaves a rank whole groups of {group} of an expert's {width}"
             source = "model_executor/layers/quantization/moe_wna16.py:286"
-            yield _Rule(needed, source, WHOLE_EXPERTS)
+            yield _Rule(says, source, WHOLE_EXPERTS)
 
 
 def _finest(width: int, size: int) -> int:
@@ -216,14 +227,14 @@ def _broken_blocks(shape: CutShape, tensor: int, *, expert_parallel: bool) -> It
     for size, parts in ((rows, outputs), (columns, inputs)):
         for what, width in parts:
             if width % size:
-                needed = f"tensor that leaves a rank whole blocks of {size} {what}"
-                yield _Rule(f"{needed}; it has {width}", source)
+                says = f"leaves a rank whole blocks of {size} {what}"
+                yield _Rule(f"{says}; it has {width}", source)
     width = shape.expert_width // (1 if expert_parallel else tensor)
     width = width if shape.experts_quantized else 0
     least = LEAST_MOE_GROUP if shape.fp8_compute else min(block)
     if _finest(width, min(block)) < least:
-        needed = f"tensor that leaves a rank blocks of {least} or more of an expert; it has {width}"
-        yield _Rule(needed, "model_executor/layers/fused_moe/oracle/fp8.py:288", WHOLE_EXPERTS)
+        says = f"leaves a rank blocks of {least} or more of an expert; it has {width}"
+        yield _Rule(says, "model_executor/layers/fused_moe/oracle/fp8.py:288", WHOLE_EXPERTS)
 
 
 def _refusal(
@@ -234,9 +245,17 @@ def _refusal(
     above = [n for n in works if tensor < n <= most]
     near = [str(n) for n in (*below[-1:], *above[:1])]
     do = f"write tensor: {' or '.join(near)}" if near else "take another checkpoint"
-    if rule.do:
+    if rule.do and _helps(rule, shapes, tensor, expert_parallel=expert_parallel):
         do = f"{do}, {rule.do}" if near else rule.do.removeprefix("or ")
     return Finding("refuse", _TENSOR, rule.needed, f"tensor: {tensor}", do, rule.source)
+
+
+def _helps(rule: _Rule, shapes: Sequence[CutShape], tensor: int, *, expert_parallel: bool) -> bool:
+    """Whether what a rule proposes is enough for so many ranks: another rule may be broken too."""
+    if rule.do == WHOLE_EXPERTS:
+        return not broken_rule(shapes, tensor, expert_parallel=True)
+    whole = [replace(shape, vision_splits=False) for shape in shapes]
+    return not broken_rule(whole, tensor, expert_parallel=expert_parallel)
 
 
 def _too_wide(tensor: int, gpus_per_host: int) -> Iterator[Finding]:

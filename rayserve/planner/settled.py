@@ -1,0 +1,141 @@
+"""What does a spec come to on its hardware? Cut, place and limits of one replica, or why there is none.
+
+A plan is made from it, and so is every other way that a plan proposes: what would be refused is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayserve.errors import RayserveError
+from rayserve.plan import Placement
+from rayserve.planner.arguments import check_formats
+from rayserve.planner.catalogue import Gpu, accelerator_type, find_gpu
+from rayserve.planner.checkpoint import checkpoint_sum
+from rayserve.planner.fit import EngineLimits, Fit
+from rayserve.planner.memory.simple import Cut
+from rayserve.planner.obstacles import Obstacles, check_hosts
+from rayserve.planner.placement import choose_cut, place
+from rayserve.planner.profile import ModelProfile
+from rayserve.planner.sizing import Sizing, holds, size
+from rayserve.planner.subject import known_architecture, read_model_profile
+from rayserve.planner.timing import Timing, read_timing
+from rayserve.planner.weights.architecture import Architecture
+from rayserve.spec import ClusterSpec, NodePool, serving_pool
+from rayserve.spec.rules import first_problem
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What is known of the model, as `build_plan` takes it."""
+
+    config: Mapping[str, Any] | None
+    draft_config: Mapping[str, Any] | None
+    stored: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """One replica, and what it follows from."""
+
+    spec: ClusterSpec
+    profile: ModelProfile
+    gpu: Gpu | None
+    architecture: Architecture | None
+    fit: Fit | None
+    obstacles: Obstacles | None
+    cut: Cut
+    placement: Placement
+    timing: Timing | None
+    sizing: Sizing
+    told: list[str]
+    """What should be known of formats and cut."""
+
+    @property
+    def pool(self) -> NodePool:
+        """The node pool that carries it."""
+        return serving_pool(self.spec)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.cut.tensor * self.cut.pipeline
+
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Sizes of tensor parallelism on a host that the model allows; empty: not known."""
+        return self.obstacles.tensor_sizes(self.pool) if self.obstacles is not None else ()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Its limits, as estimates take them."""
+        sizing = self.sizing
+        return EngineLimits(
+            sizing.max_num_batched_tokens.value,
+            sizing.max_num_seqs.value,
+            sizing.max_model_len.value,
+        )
+
+
+Attempt = Callable[[ClusterSpec], Settled | None]
+"""What another spec of the same model would come to; None: it would be refused."""
+
+
+def settle(spec: ClusterSpec, weights: Weights) -> Settled:
+    """What the spec comes to.
+
+    Raises:
+        SpecError: a value that this hardware or model does not take.
+        DoesNotFitError: the hardware cannot hold it.
+    """
+    profile = read_model_profile(spec, weights.config, weights.draft_config)
+    pool = serving_pool(spec)
+    gpu = find_gpu(spec, pool)
+    label = accelerator_type(spec, pool, gpu)
+    check_formats(spec, gpu)
+    architecture = known_architecture(spec, profile, weights.config)
+    fit = judge(spec, profile, architecture, gpu, weights.stored)
+    obstacles = None
+    if architecture is not None and gpu is not None:
+        obstacles = Obstacles(spec, architecture, weights.config or {}, gpu)
+    sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
+    cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
+    check_hosts(spec, pool, cut)
+    told = obstacles.check(pool, cut) if obstacles is not None else []
+    timing = read_timing(fit)
+    sizing = size(spec, profile, fit, cut, timing)
+    placement = place(spec, pool, cut, label)
+    return Settled(
+        spec, profile, gpu, architecture, fit, obstacles, cut, placement, timing, sizing, told
+    )
+
+
+def attempts(weights: Weights) -> Attempt:
+    """Tries other specs of the same model, as a plan of each would."""
+
+    def attempt(spec: ClusterSpec) -> Settled | None:
+        if first_problem(spec) is not None:
+            return None
+        try:
+            return settle(spec, weights)
+        except RayserveError:
+            return None
+
+    return attempt
+
+
+def judge(
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    architecture: Architecture | None,
+    gpu: Gpu | None,
+    stored: Mapping[str, int],
+) -> Fit | None:
+    """The judge of memory; None without GPUs."""
+    if gpu is None:
+        return None
+    return Fit(
+        spec, profile, architecture, gpu, checkpoint_sum(spec, profile, architecture, stored)
+    )
