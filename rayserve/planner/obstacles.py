@@ -21,7 +21,12 @@ from rayserve.planner.support.divisibility import (
 )
 from rayserve.planner.support.host_limits import HostFacts, check_host
 from rayserve.planner.support.limits import attentions, cut_shapes
-from rayserve.planner.support.precision import Finding, check_precision
+from rayserve.planner.support.precision import (
+    Finding,
+    capability_of,
+    check_precision,
+    check_scheme,
+)
 from rayserve.planner.support.schemes import Scheme, schemes_of
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.families import FAMILIES
@@ -103,6 +108,31 @@ class Obstacles:
             do="take a model of another family",
             where=self.spec.where("model", "config"),
         )
+
+
+def check_format(spec: ClusterSpec, config: Mapping[str, Any], gpu: Gpu | None) -> list[str]:
+    """What should be known of the checkpoint's number format, where its layers are not known.
+
+    Raises:
+        SpecError: vLLM does not load it on this chip.
+    """
+    if gpu is None or not gpu.nvidia or spec.env.get("VLLM_PLUGINS"):
+        return []
+    inner = config.get("text_config")
+    text = {**config, **inner} if isinstance(inner, Mapping) else config
+    asked = spec.precision.quantization
+    dtype = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+    told = []
+    for scheme in dict.fromkeys(schemes_of(text, "" if asked == "auto" else asked)):
+        for finding in check_scheme(
+            scheme,
+            dtype=dtype if spec.precision.dtype == "auto" else spec.precision.dtype,
+            capability=capability_of(gpu.compute_capability),
+        ):
+            if finding.level == "refuse":
+                raise finding.error(spec.where(*finding.key))
+            told.append(_sentence(finding))
+    return told
 
 
 def check_hosts(spec: ClusterSpec, pool: NodePool, cut: Cut) -> None:

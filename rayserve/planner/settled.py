@@ -16,7 +16,7 @@ from rayserve.planner.catalogue import Gpu, accelerator_type, find_gpu
 from rayserve.planner.checkpoint import checkpoint_sum
 from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
-from rayserve.planner.obstacles import Obstacles, check_hosts
+from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing, holds, size
@@ -103,7 +103,11 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
     check_hosts(spec, pool, cut)
-    told = obstacles.check(pool, cut) if obstacles is not None else []
+    told = (
+        check_format(spec, weights.config or {}, gpu)
+        if obstacles is None
+        else obstacles.check(pool, cut)
+    )
     timing = read_timing(fit)
     sizing = size(spec, profile, fit, cut, timing)
     placement = place(spec, pool, cut, label)

@@ -8,6 +8,7 @@ from typing import Any
 from rayserve.engine import check_served
 from rayserve.errors import SpecError
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
+from rayserve.planner.support.schemes import contradicted
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.spec import ClusterSpec
@@ -32,6 +33,7 @@ def read_model_profile(
             where=where,
         )
     profile = read_profile(model_config, where)
+    check_method(spec, profile)
     changes: dict[str, Any] = {}
     if spec.precision.dtype != "auto":
         changes["dtype_bits"] = TYPE_BITS[spec.precision.dtype]
@@ -45,6 +47,22 @@ def read_model_profile(
     if spec.speculative is not None and (spec.speculative.config or draft_config is not None):
         changes["draft"] = _draft(spec, draft_config)
     return _replace(profile, changes)
+
+
+def check_method(spec: ClusterSpec, profile: ModelProfile) -> None:
+    """The method that the spec asks for must be that of the checkpoint, where it has one.
+
+    Raises:
+        SpecError: it is another.
+    """
+    asked = spec.precision.quantization
+    if asked != "auto" and contradicted(profile.quantization, asked):
+        raise SpecError(
+            "the checkpoint's own method of quantization",
+            found=f"{asked}, and a config.json of {profile.quantization}",
+            do="write auto: vLLM reads the method from config.json",
+            where=spec.where("precision", "quantization"),
+        )
 
 
 def known_architecture(

@@ -495,3 +495,15 @@ def test_a_release_is_known_however_it_is_written_and_only_if_it_was_read(versio
     found = convert("vllm serve /m --disable-log-requests", version=version).findings
     assert piece in next(item.what for item in found if item.kind == "removed")
     assert any("no whole list" in item.what for item in found) is not listed
+
+
+@pytest.mark.parametrize(
+    "own,kind,kept",
+    [({"quant_method": "compressed-tensors"}, "contradiction", None), (None, "deprecated", "fp8")],
+)
+def test_fp8_beside_a_config_json(own, kind, kept):
+    """On a checkpoint of another method vLLM stops; on one of 16 bits it calls the word deprecated."""
+    config = {"num_hidden_layers": 2, "quantization_config": own}
+    found = convert("vllm serve /m --quantization fp8", config=config)
+    assert [item.severity for item in found.findings if item.kind == kind]
+    assert at(spec_of(found.cluster_yml), "precision.quantization") == kept

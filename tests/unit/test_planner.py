@@ -292,6 +292,21 @@ def test_an_unknown_architecture_is_bounded_by_its_sum():
     assert [(item.name, item.value) for item in made.checkpoint] == [("U8", size)]
 
 
+def test_an_unknown_format_of_an_unknown_model_is_judged_by_its_name():
+    """A method that the pinned vLLM does not load is refused, whether or not the layers are known."""
+    packed = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    with pytest.raises(SpecError, match="bitsandbytes"):
+        plan(model={**UNKNOWN, "quantization_config": packed}, checkpoint={"U8": 230 * GIB})
+
+
+def test_a_method_that_config_json_denies_is_refused():
+    """vLLM stops there; the plan used to leave the argument out of its sum and pass it on."""
+    packed = {**MODEL, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
+    with pytest.raises(SpecError, match="own method") as refused:
+        plan("  precision: {quantization: fp8}\n", model=packed)
+    assert "auto" in refused.value.do
+
+
 def test_an_unknown_architecture_on_one_gpu_has_exact_weights():
     """Where nothing is cut, nothing is uncertain about the weights."""
     small = {**UNKNOWN, "quantization_config": None, "num_hidden_layers": 8}

@@ -15,7 +15,7 @@ from rayserve.planner.support.precision import (
     kv_cache_dtypes_for,
     table,
 )
-from rayserve.planner.support.schemes import ONLINE, Scheme, schemes_of
+from rayserve.planner.support.schemes import ONLINE, Scheme, contradicted, schemes_of
 
 FP8, BLOCKS = Scheme("fp8", "fp8", "fp8"), Scheme("fp8", "fp8_block", "fp8", block=(128, 128))
 W4A16 = Scheme("compressed-tensors", "int4", group=128)
@@ -332,3 +332,26 @@ def test_what_the_spec_asks_for_is_a_scheme_of_an_unquantized_checkpoint():
     assert schemes_of({}, "fp8") == (FP8,)
     assert schemes_of({}, "gguf") == (Scheme("gguf"),)
     assert {item.format for item in ONLINE.values()} <= {*table().formats, "int8/16"}
+
+
+@pytest.mark.parametrize(
+    "method,asked,stops",
+    [
+        ("awq", "awq_marlin", False),
+        ("awq", "gptq", True),
+        ("gptq", "marlin", False),
+        ("gptq", "moe_wna16", False),
+        ("fp8", "fp8", False),
+        ("fp8", "fp8_per_tensor", True),
+        ("fbgemm_fp8", "fp8", True),
+        ("compressed-tensors", "fp8", True),
+        ("compressed-tensors", "humming", False),
+        ("modelopt", "fp8", False),
+        ("auto-round", "gptq", False),
+        ("", "fp8", False),
+        ("fp8", "", False),
+    ],
+)
+def test_a_method_that_is_not_the_checkpoints_stops_vllm(method, asked, stops):
+    """Except where vLLM converts one into the other, or takes the checkpoint's whatever is asked."""
+    assert contradicted(method, asked) is stops

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rayserve.engine import VLLM_VERSION
 from rayserve.engine.flags import arity
 from rayserve.planner.convert.draft import HUMAN_INTS, Draft, Setting, shown
+from rayserve.planner.support.schemes import contradicted
 
 LONG_CONTEXT = 32_768
 """Above it releases before 0.8 turned chunked prefill on by themselves."""
@@ -28,11 +31,45 @@ def judge_pairs(draft: Draft) -> None:
     _graphs(draft)
     _parsers(draft)
     _fixed_cache(draft)
+    _method(draft)
     for name in sorted(HUMAN_INTS & draft.given.keys()):
         _suffix(draft, draft.given[name])
     for setting in draft.given.values():
         if setting.values and arity(setting.name) == "switch":
             _valued(draft, setting)
+
+
+def _method(draft: Draft) -> None:
+    """A method of quantization beside what config.json says of the checkpoint."""
+    given, config = draft.given.get("quantization"), draft.context.config
+    if given is None or not config:
+        return
+    asked = str(draft.get("precision.quantization", ""))
+    stated = config.get("quantization_config") or config.get("compression_config")
+    own = str(stated.get("quant_method", "")) if isinstance(stated, Mapping) else ""
+    if contradicted(own, asked):
+        draft.drop("precision.quantization")
+        draft.find(
+            "error",
+            "contradiction",
+            given,
+            f"{given.written} {asked}, and a checkpoint of {own}: vLLM {VLLM_VERSION} does not start",
+            why="the method of the argument must be that of config.json",
+            do="it is auto here",
+            certainty="read",
+            source="vllm/config/model.py, _verify_quantization",
+        )
+    elif asked == "fp8" and not own:
+        draft.find(
+            "warning",
+            "deprecated",
+            given,
+            f"{given.written} fp8 is deprecated for a checkpoint of 16 bits",
+            why=f"vLLM {VLLM_VERSION} says so, and reads it as fp8_per_tensor",
+            do="write fp8_per_tensor, or take a checkpoint in FP8",
+            certainty="read",
+            source="vllm/model_executor/model_loader/weight_utils.py",
+        )
 
 
 def _steps(draft: Draft) -> None:

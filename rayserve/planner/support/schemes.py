@@ -54,6 +54,29 @@ ONLINE = {
 }
 
 
+_SAME = (
+    frozenset({"awq", "awq_marlin", "auto_awq", "marlin", "moe_wna16"}),
+    frozenset({"gptq", "gptq_marlin", "auto_gptq", "marlin", "moe_wna16"}),
+    frozenset({"compressed-tensors", "compressed_tensors"}),
+)
+_ALWAYS_ITS_OWN = ("modelopt", "auto-round", "auto_round", "inc", "mxfp4", "gpt_oss_mxfp4", "mxfp8")
+
+
+def contradicted(method: str, asked: str) -> bool:
+    """Whether vLLM stops because `quantization` names another method than the checkpoint.
+
+    `method` is `quant_method` of config.json, `asked` the argument, empty for none. Some methods take
+    the checkpoint over whatever is asked for (`_verify_quantization` of vllm/config/model.py and the
+    `override_quantization_method` of each method).
+    """
+    method, asked = method.lower(), asked.lower()
+    if not method or not asked or asked in {method, "humming"}:
+        return False
+    if method.startswith(_ALWAYS_ITS_OWN):
+        return False
+    return not any(method in same and asked in same for same in _SAME)
+
+
 def schemes_of(config: Mapping[str, Any], asked: str = "") -> tuple[Scheme, ...]:
     """The schemes of a model. Never raises: what is not understood has a method and no format.
 
