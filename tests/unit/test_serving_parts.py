@@ -133,6 +133,14 @@ def test_time_to_first_token_is_the_mean_of_the_window():
     assert load.ttft_ms(10 * WINDOW_S) == 0.0
 
 
+def test_first_tokens_beyond_the_window_are_forgotten_without_a_reader():
+    """Where nobody asks for the mean, as without autoscaling, memory stays as small as the window."""
+    load = EngineLoad()
+    for second in range(1000):
+        load.first_token(float(second), 0.1)
+    assert len(load._first_tokens) <= WINDOW_S + 1
+
+
 def test_a_step_replaces_the_counts():
     """The load is what the last step reported."""
     load = EngineLoad()
