@@ -18,6 +18,8 @@ TAKE_CONFIG_TIMEOUT_S = 120.0
 """Serve answers a config once its controller and proxies run, which a busy host starts slowly."""
 REFUSALS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 """Answers that waiting does not change."""
+IDLE_STATES: Final = frozenset({"STARTING", "STOPPING", "STOPPED"})
+"""Of a replica that takes no request."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class AppStatus:
     message: str
     proxies_healthy: bool
     has_replica: bool = False
-    """Whether one of its replicas runs."""
+    """Whether one of its replicas takes requests."""
 
 
 class ServeApi:
@@ -114,7 +116,7 @@ def app_status(details: dict[str, Any], app: str) -> AppStatus:
         state=found.get("status", ""),
         message="\n".join(dict.fromkeys(text for text in messages if text)),
         proxies_healthy=any(proxy.get("status") == "HEALTHY" for proxy in proxies),
-        has_replica=any(replica.get("state") == "RUNNING" for replica in replicas),
+        has_replica=any(replica.get("state") not in IDLE_STATES for replica in replicas),
     )
 
 

@@ -325,3 +325,14 @@ def test_state_of_an_application():
     assert (status.state, status.message) == ("DEPLOYING", "failed to start 1 times")
     assert status.proxies_healthy
     assert app_status({}, "a").state == ""
+
+
+@pytest.mark.parametrize(
+    "state, serves",
+    [("RUNNING", True), ("UPDATING", True), ("STARTING", False), ("STOPPING", False)],
+)
+def test_a_replica_counts_that_takes_requests(state, serves):
+    """One that starts or stops serves nobody; one that takes new limits does."""
+    replicas = [{"state": "STARTING"}, {"state": state}]
+    details = {"applications": {"a": {"deployments": {"Engine": {"replicas": replicas}}}}}
+    assert app_status(details, "a").has_replica is serves
