@@ -113,7 +113,7 @@ def deploy(
         pace.until(
             lambda: _check_gone(serve.status(app)),
             plan.timeouts.drain_s + BEYOND_ENGINE_S,
-            needed=f"an end of {app}, which had failed",
+            needed=f"the failed {app} gone from Serve",
             do="serve shutdown -y, and deploy again",
         )
     _order(lambda: serve.deploy(config))
@@ -158,9 +158,7 @@ def _check_serves(
             do=_READ_THE_LOG + (left if status.has_replica else ""),
         )
     if status.state != "RUNNING":
-        raise _NotYet(
-            f"{status.state or 'an application that Serve does not know'} {status.message}"
-        )
+        raise _NotYet(f"{status.state or 'nothing of that name'} {status.message}".strip())
     if not status.proxies_healthy:
         raise _NotYet("no healthy proxy")
     if not is_ready(ready_url):

@@ -128,11 +128,11 @@ def test_what_runs_or_starts_is_not_taken_away(states):
     "states, refusal, told",
     [
         ([STARTING], "", [f"within {START_S:.0f} s", "DEPLOYING"]),
-        ([RUNNING, NOTHING], "", [f"within {START_S:.0f} s", "does not know"]),
+        ([RUNNING, NOTHING], "", [f"within {START_S:.0f} s", "nothing of that name"]),
         ([AWAY], "", [f"within {DASHBOARD_S:.0f} s", "Connection refused"]),
         ([RUNNING], "HTTP 400", ["HTTP 400"]),
         ([FAILED], "HTTP 400", ["HTTP 400"]),
-        ([FAILED, DELETING], "", ["which had failed", "DELETING"]),
+        ([FAILED, DELETING], "", ["gone from Serve", "DELETING"]),
     ],
 )
 def test_it_gives_up_and_says_on_what(states, refusal, told):
