@@ -222,7 +222,7 @@ def convert(
 def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
     """Make the Serve of this host's Ray run PLAN, and nothing else; wait until it is ready.
 
-    On the head, as the user of Ray. What runs already is left alone.
+    On the head, as the user of Ray. What runs already is left alone, what has failed is tried anew.
     """
     from dataclasses import asdict
 

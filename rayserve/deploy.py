@@ -1,7 +1,8 @@
 """Does Serve run the plan's revision? Makes it so, waits, and says how it ended.
 
 Run at every boot of the head and at every change of the plan, by one systemd unit, which is the only writer of
-Serve's config. To deploy what runs already changes nothing: Serve compares what it is given with what it has.
+Serve's config. To deploy what runs already changes nothing: Serve compares what it is given with what it has. It
+does so too where the revision has failed, so that one is taken away first, and tried anew.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from rayserve.clients import AppStatus, answers
 from rayserve.errors import StartError
@@ -22,20 +23,24 @@ BEYOND_ENGINE_S: Final = 120.0
 """On top of the engine's own start budget: Serve's actors, the ingress, imports."""
 POLL_S: Final = 2.0
 
+_READ_THE_LOG: Final = "read the replica's log under session_latest/logs/serve in Ray's folder"
+
+_Value = TypeVar("_Value")
+
 
 class Serve(Protocol):
-    """What is asked of Serve's REST interface (`rayserve.clients.ServeApi`)."""
+    """What is asked of Serve's REST interface (`rayserve.clients.ServeApi`, which says what it raises)."""
 
-    def is_up(self) -> bool:
-        """Whether it answers."""
+    def status(self, app: str) -> AppStatus:
+        """State of an application."""
         ...
 
     def deploy(self, config: dict[str, object]) -> None:
         """Make `config` the whole of what Serve runs."""
         ...
 
-    def status(self, app: str) -> AppStatus:
-        """State of an application."""
+    def take_away(self, app: str, config: dict[str, object]) -> None:
+        """Make Serve delete one application, with the settings of `config` and all others as they are."""
         ...
 
 
@@ -50,6 +55,34 @@ class Deployed:
     """From the order to the first readiness."""
 
 
+class _NotYet(Exception):  # noqa: N818 - no error: the wait goes on
+    """What was seen in place of what is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How waiting is done."""
+
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+
+    def until(self, probe: Callable[[], _Value], limit_s: float, *, needed: str, do: str) -> _Value:
+        """What `probe` returns, once it neither raises `_NotYet` nor finds the dashboard away.
+
+        Raises:
+            StartError: it was asked for longer than `limit_s`; the message says what was seen last.
+        """
+        began = self.clock()
+        while True:
+            try:
+                return probe()
+            except (_NotYet, OSError) as error:
+                seen = str(error)
+            if self.clock() - began > limit_s:
+                raise StartError(f"{needed} within {limit_s:.0f} s", found=seen, do=do)
+            self.sleep(POLL_S)
+
+
 def deploy(
     plan: Plan,
     serve: Serve,
@@ -61,50 +94,72 @@ def deploy(
     """Deploy the plan's revision and wait until it takes requests on this host.
 
     Raises:
+        HostError: Ray does not take the token, or another program has the port.
         StartError: Ray does not answer, Serve refuses the config, the replica fails, or the start budget is over.
     """
     config = serve_config(plan)
     app = str(config["applications"][0]["name"])
     url = f"http://127.0.0.1:{plan.endpoint.port}/{plan.revision}"
-    began = clock()
-    while not serve.is_up():
-        if clock() - began > DASHBOARD_S:
-            raise StartError(
-                f"Ray's dashboard within {DASHBOARD_S:.0f} s",
-                found="no answer",
-                do="systemctl status ray; journalctl -u ray",
-            )
-        sleep(POLL_S)
+    pace = _Pace(clock, sleep)
+    before = pace.until(
+        lambda: serve.status(app),
+        DASHBOARD_S,
+        needed="Ray's dashboard",
+        do="systemctl status ray; journalctl -u ray",
+    )
     ordered = clock()
+    if _is_dead(before):
+        _order(lambda: serve.take_away(app, config))
+        pace.until(
+            lambda: _check_gone(serve.status(app)),
+            plan.timeouts.drain_s + BEYOND_ENGINE_S,
+            needed=f"the failed {app} gone from Serve",
+            do="serve shutdown -y, and deploy again",
+        )
+    _order(lambda: serve.deploy(config))
+    pace.until(
+        lambda: _check_serves(serve.status(app), app, f"{url}/ready", is_ready),
+        plan.replica.start_timeout_s + BEYOND_ENGINE_S,
+        needed=f"a ready replica of {app}",
+        do=_READ_THE_LOG,
+    )
+    return Deployed(app, url, clock() - ordered)
+
+
+def _order(put: Callable[[], None]) -> None:
     try:
-        serve.deploy(config)
+        put()
     except OSError as error:
         raise StartError(
             "Ray Serve to take the generated config",
             found=str(error),
             do="is the plan of this version of rayserve? `rayserve plan` writes it anew",
         ) from error
-    budget_s = plan.replica.start_timeout_s + BEYOND_ENGINE_S
-    while not _serves(serve, app, f"{url}/ready", is_ready):
-        if clock() - ordered > budget_s:
-            raise StartError(
-                f"a ready replica of {app} within {budget_s:.0f} s",
-                found="none when the time was over",
-                do="read the replica's log under session_latest/logs/serve in Ray's folder",
-            )
-        sleep(POLL_S)
-    return Deployed(app, url, clock() - ordered)
 
 
-def _serves(serve: Serve, app: str, ready_url: str, is_ready: Callable[[str], bool]) -> bool:
-    try:
-        status = serve.status(app)
-    except (OSError, ValueError):
-        return False  # the dashboard is busy, or is being started again
+def _is_dead(status: AppStatus) -> bool:
+    """It has failed, and nothing of it serves: to take it away costs no request."""
+    return status.state == "DEPLOY_FAILED" and not status.has_replica
+
+
+def _check_gone(status: AppStatus) -> None:
+    if status.state:
+        raise _NotYet(f"{status.state} {status.message}".strip())
+
+
+def _check_serves(
+    status: AppStatus, app: str, ready_url: str, is_ready: Callable[[str], bool]
+) -> None:
     if status.state == "DEPLOY_FAILED":
+        left = "; what still serves of it is left: `serve shutdown -y` first, where it may go"
         raise StartError(
             f"a replica of {app} that starts",
             found=status.message or status.state,
-            do="read the replica's log under session_latest/logs/serve in Ray's folder",
+            do=_READ_THE_LOG + (left if status.has_replica else ""),
         )
-    return status.state == "RUNNING" and status.proxies_healthy and is_ready(ready_url)
+    if status.state != "RUNNING":
+        raise _NotYet(f"{status.state or 'nothing of that name'} {status.message}".strip())
+    if not status.proxies_healthy:
+        raise _NotYet("no healthy proxy")
+    if not is_ready(ready_url):
+        raise _NotYet(f"RUNNING, but {ready_url} does not answer 200")

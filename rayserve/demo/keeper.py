@@ -16,6 +16,7 @@ It imports nothing heavy, because it starts before anything else.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import select
@@ -134,35 +135,25 @@ def start(
     Returns:
         The process, and the demo's end of the lifeline.
     """
-    read_end, write_end = os.pipe()
-    try:
-        with log.open("wb") as output:
-            keeper = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "rayserve.demo.keeper",
-                    "--lifeline",
-                    str(read_end),
-                    "--id",
-                    demo_id,
-                    "--temp-dir",
-                    str(temp_dir),
-                    "--",
-                    *command,
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=env,
-                start_new_session=True,  # a Ctrl-C in the terminal is for the demo alone
-                pass_fds=(read_end, *pass_fds),
-            )
-    except BaseException:
-        os.close(write_end)
-        raise
-    finally:
-        os.close(read_end)
+    module = [sys.executable, "-m", "rayserve.demo.keeper"]
+    arguments = ["--id", demo_id, "--temp-dir", str(temp_dir), "--", *command]
+    with contextlib.ExitStack() as on_failure:
+        read_end, write_end = os.pipe()
+        on_failure.callback(os.close, write_end)
+        try:
+            with log.open("wb") as output:
+                keeper = subprocess.Popen(
+                    [*module, "--lifeline", str(read_end), *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=env,
+                    start_new_session=True,  # a Ctrl-C in the terminal is for the demo alone
+                    pass_fds=(read_end, *pass_fds),
+                )
+        finally:
+            os.close(read_end)
+        on_failure.pop_all()
     return keeper, write_end
 
 

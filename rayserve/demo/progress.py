@@ -46,13 +46,14 @@ class Progress:
         self._began = self._last_line = self._clock()
         self._last_detail = ""
         self.tick("")
+        done = False
         try:
             yield
-        except BaseException:
-            self._end("✗", self._last_detail)
-            raise
-        self.timings[name] = self._clock() - self._began
-        self._end("✓", self._result)
+            done = True
+        finally:  # a step that Ctrl-C ended has failed too
+            if done:
+                self.timings[name] = self._clock() - self._began
+            self._end("✓" if done else "✗", self._result if done else self._last_detail)
 
     def done(self, result: str) -> None:
         """What the running step came to."""

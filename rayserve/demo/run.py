@@ -175,7 +175,7 @@ class Demo:
     def _is_running(self, ray: LocalRay, deployment: Deployment) -> bool:
         try:
             status = ray.api.status(deployment.app)
-        except (OSError, ValueError):
+        except OSError:
             return False  # the dashboard is busy; whether Ray lives is asked elsewhere
         # Serve would try three times, which takes minutes and ends the same way.
         if status.state == "DEPLOY_FAILED" or "failed to start" in status.message:

@@ -114,7 +114,7 @@ def _from_plan(path: str, *, prepared: bool) -> Start:
             do=f'eval "$(rayserve env {path})", and start Ray with it',
         )
     host = environ.get("RAY_SERVE_DEFAULT_HTTP_HOST", "127.0.0.1")
-    check_keys(plan.door.api_key_file, plan.profile, environ, host)
+    check_keys(plan.door.api_key_file, plan.profile, environ, lambda: host)
     warnings = []
     if missing:
         warnings.append(

@@ -54,8 +54,8 @@ class CapacityPolicy:
         try:
             decision = self._decide(ctx, time.monotonic())
         except Exception:
-            # Entry from a foreign process: what is raised here would stop Serve's control loop
-            # from updating any application, so the number of replicas just stays as it is.
+            # Entry of Serve's controller into our code: what is raised here would stop its control
+            # loop from updating any application, so the number of replicas just stays as it is.
             if self._reason != "failed":
                 logger.exception("autoscaling of %s failed; its replicas stay", ctx.deployment_id)
             self._reason = "failed"

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from pydantic import ValidationError
 from ray import serve
 
 from rayserve.autoscaling import ReplicaLoad, report
 from rayserve.errors import RayserveError, StartError
-from rayserve.plan import LivePlan, NamedValue, ReplicaPlan, ScalingPlan
+from rayserve.plan import NamedValue, ReplicaPlan, ScalingPlan
 from rayserve.serving import guards, prefork
 from rayserve.serving.door import Door
 from rayserve.serving.drain import drain_probe
@@ -57,7 +56,7 @@ class Engine:
         guards.check_environment(environment, profile)
         guards.check_gang(replica.placement)
         guards.check_stages(replica.placement)
-        await asyncio.to_thread(guards.check_limits, _coming_limits())
+        await asyncio.to_thread(guards.check_limits, _coming_limits(), profile)
         try:
             async with asyncio.timeout(replica.start_timeout_s) as budget:
                 await self._start()
@@ -124,17 +123,21 @@ class Engine:
         """Take new limits while requests run. Serve calls it before the first request too.
 
         Raises:
-            RayserveError, ValidationError: the first limits cannot work. Later ones that cannot are
-                logged and the old ones stay, because Serve stops a replica that raises here.
+            RayserveError: the first limits cannot work. Later ones that cannot are logged and the old
+                ones stay, because Serve stops a replica that raises here.
         """
         try:
-            live = LivePlan.model_validate(user_config)
-            if not live.door.api_key_file:
-                host = await asyncio.to_thread(guards.serve_host)
-                guards.check_keys("", self._profile, os.environ, host)
+            live = guards.read_limits(user_config)
+            await asyncio.to_thread(
+                guards.check_keys,
+                live.door.api_key_file,
+                self._profile,
+                os.environ,
+                guards.serve_host,
+            )
             assert self._door is not None
             self._door.update(live.door)
-        except (RayserveError, ValidationError) as error:
+        except RayserveError as error:
             if self._scaling is None:
                 raise
             logger.error("the new limits were refused, the old ones stay: %s", error)  # noqa: TRY400

@@ -11,6 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any
 
 from fastapi import FastAPI
@@ -42,16 +43,16 @@ MEMORY_REPORT = "rayserve.serving.ledger.MemoryReport"
 WARMUP_TOKENS = 8
 
 
+_begun_states: ContextVar[list[RequestState]] = ContextVar("begun_states")
+"""Takes the states of the request that a metered stream is about to add."""
+
+
 class MeteredEngine(AsyncLLM):
     """vLLM's engine, which charges tokens to the account of the request in whose context it runs.
 
     The prompt is charged when the engine takes it, and what was generated also when the client has
     left: hanging up costs what it used.
     """
-
-    def __init__(self, *args: Any, **rest: Any) -> None:
-        self._states: dict[str, list[RequestState]] = {}  # by the request's external id
-        super().__init__(*args, **rest)
 
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **rest: Any
@@ -61,9 +62,12 @@ class MeteredEngine(AsyncLLM):
         account = current_account.get()
         if account is not None:
             output = self.output_processor
-            known = [output.request_states.get(i) for i in output.external_req_ids[request_id]]
-            states = [state for state in known if state is not None]
-            self._states[request_id] = states
+            # get: to look a missing id up in vLLM's defaultdict would leave an entry behind.
+            ids = output.external_req_ids.get(request_id, ())
+            known = (output.request_states.get(i) for i in ids)
+            # Clients choose the id (X-Request-Id), so two may share one; a collector has one request.
+            states = [state for state in known if state is not None and state.queue is collector]
+            _begun_states.get([]).extend(states)
             account.charge(max((state.prompt_len for state in states), default=0))
         return collector
 
@@ -73,38 +77,40 @@ class MeteredEngine(AsyncLLM):
         """As vLLM's own, in whose place the OpenAI app calls it."""
         stream = super().generate(prompt, sampling_params, request_id, **rest)
         delta = sampling_params.output_kind == RequestOutputKind.DELTA
-        return self._charged(stream, request_id, delta=delta)
+        return _charged(stream, delta=delta)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **rest: Any
     ) -> AsyncGenerator[Any, None]:
         """As vLLM's own, for embeddings, scores and the like: only the prompt costs."""
         stream = super().encode(prompt, pooling_params, request_id, *args, **rest)
-        return self._charged(stream, request_id, delta=False)
+        return _charged(stream, delta=False)
 
-    def _charged(
-        self, stream: AsyncGenerator[Any, None], request_id: str, *, delta: bool
-    ) -> AsyncGenerator[Any, None]:
-        account = current_account.get()
-        return stream if account is None else self._metered(stream, request_id, account, delta)
 
-    async def _metered(
-        self, stream: AsyncGenerator[Any, None], request_id: str, account: Account, delta: bool
-    ) -> AsyncGenerator[Any, None]:
-        charged = 0
-        try:
-            # aclosing: when the client leaves, vLLM must see it at once, to abort the request.
-            async with aclosing(stream):
-                async for output in stream:
-                    if delta:
-                        new = sum(len(choice.token_ids) for choice in output.outputs)
-                        charged += new
-                        account.charge(new)
-                    yield output
-        finally:
-            made = sum(_generated(state) for state in self._states.pop(request_id, []))
-            if made > charged:
-                account.charge(made - charged)
+def _charged(stream: AsyncGenerator[Any, None], *, delta: bool) -> AsyncGenerator[Any, None]:
+    account = current_account.get()
+    return stream if account is None else _metered(stream, account, delta=delta)
+
+
+async def _metered(
+    stream: AsyncGenerator[Any, None], account: Account, *, delta: bool
+) -> AsyncGenerator[Any, None]:
+    charged = 0
+    states: list[RequestState] = []
+    _begun_states.set(states)  # the stream's first step, in this context, adds the request
+    try:
+        # aclosing: when the client leaves, vLLM must see it at once, to abort the request.
+        async with aclosing(stream):
+            async for output in stream:
+                if delta:
+                    new = sum(len(choice.token_ids) for choice in output.outputs)
+                    charged += new
+                    account.charge(new)
+                yield output
+    finally:
+        made = sum(_generated(state) for state in states)
+        if made > charged:
+            account.charge(made - charged)
 
 
 def _generated(state: RequestState) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Literal
 
-from rayserve.errors import HostError
+from pydantic import ValidationError
+
+from rayserve.documents import brief
+from rayserve.errors import HostError, PlanError
 from rayserve.plan import LivePlan, NamedValue, Placement
 from rayserve.serve_config import HAPROXY_SWITCH, missing_environment
 from rayserve.serving.keys import read_keys
@@ -80,26 +83,46 @@ def check_stages(placement: Placement) -> None:
         )
 
 
-def check_limits(limits: object) -> None:
+def check_limits(limits: object, profile: Literal["local", "production"]) -> None:
     """The first limits of a replica must be usable before its engine starts.
 
     Args:
         limits: Serve's `user_config` of the deployment.
+        profile: the plan's.
 
     Raises:
-        HostError: the key file cannot be used on this host.
-        ValidationError: something else than limits.
+        PlanError: something else than limits.
+        HostError: the key file cannot be used on this host, or there is none where one is needed.
     """
-    key_file = LivePlan.model_validate(limits).door.api_key_file
+    key_file = read_limits(limits).door.api_key_file
+    check_keys(key_file, profile, os.environ, serve_host)
     if key_file:
         read_keys(key_file)
+
+
+def read_limits(limits: object) -> LivePlan:
+    """The limits in Serve's `user_config`.
+
+    Raises:
+        PlanError: something else than limits.
+    """
+    try:
+        return LivePlan.model_validate(limits)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        key = ".".join(str(part) for part in ("user_config", *first["loc"]))
+        raise PlanError(
+            f"the limits of a plan in `{key}`: {first['msg']}",
+            found=brief(first["input"]),
+            do="deploy the Serve config that `rayserve plan` wrote; it is not edited by hand",
+        ) from None
 
 
 def check_keys(
     api_key_file: str,
     profile: Literal["local", "production"],
     environ: Mapping[str, str],
-    bound_host: str,
+    bound_host: Callable[[], str],
 ) -> None:
     """A door without keys is only for a local plan behind Serve's own proxy on loopback.
 
@@ -107,7 +130,7 @@ def check_keys(
         api_key_file: the door's key file; empty: no keys.
         profile: the plan's.
         environ: environment of a Serve process.
-        bound_host: address that Serve's proxies listen on.
+        bound_host: asked for the address that Serve's proxies listen on, where it decides.
 
     Raises:
         HostError: anything else without keys.
@@ -119,8 +142,8 @@ def check_keys(
         found = f"none, in a plan of profile {profile}"
     elif environ.get(HAPROXY_SWITCH) == "1":
         found = f"none, and {HAPROXY_SWITCH}=1, whose ports on each replica are open to the network"
-    elif not _is_loopback(bound_host):
-        found = f"none, and Serve listens on {bound_host}"
+    elif not _is_loopback(host := bound_host()):
+        found = f"none, and Serve listens on {host}"
     if found:
         raise HostError(
             "an API key file",

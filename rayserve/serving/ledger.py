@@ -80,9 +80,13 @@ class MemoryReport:
 
 def device_name(index: int) -> str:
     """The platform's name of a GPU; empty where it has none: a start does not fail for its record."""
-    with suppress(Exception):
+    try:
         from vllm.platforms import current_platform
-
+        from vllm.third_party.pynvml import NVMLError
+    except ImportError:
+        return ""
+    # The driver's refusal, torch's, and that of a platform that names nothing or not this index.
+    with suppress(NVMLError, RuntimeError, LookupError, ValueError):
         return str(current_platform.get_device_name(index))
     return ""
 

@@ -32,11 +32,16 @@ class EngineLoad:
     def first_token(self, now_s: float, ttft_s: float) -> None:
         """Record the time to first token of one request."""
         self._first_tokens.append((now_s, ttft_s))
+        self._forget(now_s)
 
     def ttft_ms(self, now_s: float) -> float:
         """Mean time to first token over the window, in milliseconds; 0 without a request."""
-        while self._first_tokens and self._first_tokens[0][0] < now_s - WINDOW_S:
-            self._first_tokens.popleft()
+        self._forget(now_s)
         if not self._first_tokens:
             return 0.0
         return 1000.0 * sum(ttft for _, ttft in self._first_tokens) / len(self._first_tokens)
+
+    def _forget(self, now_s: float) -> None:
+        """Drop what has left the window, whether anybody asks for the mean or not."""
+        while self._first_tokens and self._first_tokens[0][0] < now_s - WINDOW_S:
+            self._first_tokens.popleft()

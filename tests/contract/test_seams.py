@@ -52,7 +52,9 @@ def test_the_preloaded_modules_can_be_imported_and_touch_no_device():
     modules = [*prefork._COMMON[1:], prefork._WORKER["cpu"]]
     lines = [f"import {module}" for module in modules]
     lines += ["import torch", "assert not torch.cuda.is_initialized()"]
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True)
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_vllms_request_states_hold_what_is_charged():
@@ -130,3 +132,23 @@ def test_serve_reads_the_variables_that_a_plan_sets(variable):
     from ray.serve._private import constants
 
     assert f'"{variable}"' in inspect.getsource(constants)
+
+
+def test_a_gpu_that_cannot_be_named_costs_no_start(monkeypatch):
+    """The driver's refusal is vLLM's own NVMLError; the ledger then does without the name."""
+    from vllm.platforms import current_platform
+    from vllm.third_party.pynvml import NVML_ERROR_GPU_IS_LOST, NVMLError
+
+    from rayserve.serving.ledger import device_name
+
+    class Platform:
+        error: Exception = NVMLError(NVML_ERROR_GPU_IS_LOST)
+
+        def get_device_name(self, index):
+            raise self.error
+
+    assert device_name(0) == current_platform.get_device_name(0)
+    monkeypatch.setattr("vllm.platforms.current_platform", Platform())
+    assert device_name(0) == ""
+    Platform.error = NotImplementedError()
+    assert device_name(0) == ""

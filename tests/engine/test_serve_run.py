@@ -105,6 +105,7 @@ def test_the_generated_config_runs(folder, plan, cluster):
     with running(cluster, folder / "config.log", str(path)):
         url = f"http://127.0.0.1:{plan.endpoint.port}/{plan.revision}"
         wait_until(lambda: first_token(url, {}, "demo"), 240, "a token from the generated config")
+        assert not first_token(f"http://127.0.0.1:{plan.endpoint.port}", {}, "demo")
 
 
 def test_an_unknown_argument_is_refused(folder, plan):
@@ -191,18 +192,26 @@ def test_an_unknown_key_in_a_serve_config_fails_before_any_gang_is_taken(plan, c
     assert "argument `repica`" in deploy_failure(cluster, config)
 
 
-def test_a_missing_key_file_is_told_before_the_engine_starts(plan, cluster, folder):
-    """Weights of hundreds of gigabytes are not read for a door that cannot open."""
-    config = serve_config(plan)
+@pytest.mark.parametrize(
+    "keys, profile, told",
+    [("no-keys", "local", "a readable file of API keys"), ("", "production", "an API key file")],
+)
+def test_a_door_that_cannot_open_is_told_before_the_engine_starts(
+    plan, cluster, folder, keys, profile, told
+):
+    """Weights of hundreds of gigabytes are not read for a missing key file, or for none at all."""
+    config = serve_config(plan.model_copy(update={"profile": profile}))
     (application,) = config["applications"]
+    # A production start would be refused for its environment before: it has what it asks for.
+    application["args"]["environment"] = [{"name": "HOME", "value": ""}]
     (deployment,) = application["deployments"]
-    deployment["user_config"]["door"]["api_key_file"] = str(folder / "no-keys")
+    deployment["user_config"]["door"]["api_key_file"] = keys and str(folder / keys)
     cluster.deploy(config)
 
     def refusal_of_replica() -> str | None:
         found = cluster.serve_status()["applications"].get(application["name"], {})
         messages = [one["message"] for one in found.get("deployments", {}).values()]
-        return next((text for text in messages if "a readable file of API keys" in text), None)
+        return next((text for text in messages if told in text), None)
 
     message = str(wait_until(refusal_of_replica, 60, "the replica's refusal"))
     assert "check_limits" in message  # and not the door's, which opens once the engine is warm

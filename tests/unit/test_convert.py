@@ -24,6 +24,7 @@ from rayserve.planner.convert import convert, convert_command
 from rayserve.spec import SPEC_KEY, parse_spec
 from rayserve.spec.placeholders import PLACEHOLDER
 from tests.bad_specs import CONFIG, ROOT
+from tests.errors_of import error_of
 from tests.yaml_text import load_yaml
 
 FOLDER = ROOT / "tests" / "cases" / "convert"
@@ -67,10 +68,9 @@ def test_command_becomes_a_spec_that_is_accepted(case):
     """Each command line gives a cluster.yml that the strict parser and the argument checks take."""
     found = run(case)
     spec = parse_spec(found.cluster_yml, "cluster.yml", draft=True)
-    for name, value in spec.engine_args.items():
-        validate(name, value)
-    for name, value in spec.env.items():
-        validate_env(name, value)
+    refused = [error_of(validate, *argument) for argument in spec.engine_args.items()]
+    refused += [error_of(validate_env, *variable) for variable in spec.env.items()]
+    assert set(refused) <= {None}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -257,10 +257,10 @@ def test_what_is_free_of_errors_can_be_planned(case):
     }
     gpu = "" if "--device cpu" in case["command"] else "H100-80GB-SXM"
     found = convert(case["command"], gpu=gpu, config=config, **options)
-    if found.counts()["error"]:
-        return  # its findings say that it is wrong
-    with contextlib.suppress(DoesNotFitError):
-        build_plan(parse_spec(filled(found.cluster_yml), "cluster.yml"), config, "0" * 64)
+    spec = parse_spec(filled(found.cluster_yml), "cluster.yml", draft=True)
+    error = error_of(build_plan, spec, config, "0" * 64)
+    # Where a finding of severity error stands above, it says what is wrong.
+    assert found.counts()["error"] or error is None or isinstance(error, DoesNotFitError)
 
 
 def test_price_of_eager_follows_the_layers():
@@ -420,14 +420,14 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-def accepted_or_refused(text, **options):
+def assert_accepted_or_refused(text, **options):
     """Convert a text; the answer is a file that is accepted, or one of our errors with what to do."""
     try:
         answer = convert(text, **options).as_text()
     except RayserveError as error:
         answer = error
     if isinstance(answer, str):
-        parse_spec(answer, "cluster.yml", draft=True)
+        assert parse_spec(answer, "cluster.yml", draft=True).model.served_name
     else:
         assert answer.do
 
@@ -435,14 +435,16 @@ def accepted_or_refused(text, **options):
 @given(st.lists(WORDS, max_size=12))
 def test_any_flags_give_an_accepted_file_or_a_clear_error(words):
     """Whatever flags and values meet, the answer is a file that is accepted, or one of our errors."""
-    accepted_or_refused(" ".join(["vllm serve /srv/m", *map(shlex.quote, words)]), aim="latency")
+    assert_accepted_or_refused(
+        " ".join(["vllm serve /srv/m", *map(shlex.quote, words)]), aim="latency"
+    )
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_answered(text):
     """Whatever stands before, in and behind a command line, no other error than ours is raised."""
     for pasted_text in (text, f"vllm serve /srv/m {text}", f"vllm serve /srv/m --seed 1\n{text}"):
-        accepted_or_refused(pasted_text)
+        assert_accepted_or_refused(pasted_text)
 
 
 @pytest.mark.parametrize(

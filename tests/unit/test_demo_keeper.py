@@ -159,3 +159,18 @@ def test_shared_memory_in_use_stays(tmp_path):
     finally:
         used.unlink(missing_ok=True)
         left.unlink(missing_ok=True)
+
+
+def test_a_keeper_that_cannot_start_leaves_nothing_open(tmp_path):
+    """Neither end of the lifeline stays behind, whatever the start failed of."""
+
+    def pipes():
+        found = {os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()}
+        return {name for name in found if "/pipe:" in name}
+
+    before = pipes()
+    starts = [(tmp_path / "no" / "log", {}, OSError), (tmp_path / "log", {"A": "\0"}, ValueError)]
+    for log, env, error in starts:
+        with pytest.raises(error):
+            keeper.start(["true"], demo_id="id", temp_dir=tmp_path, log=log, env=env)
+    assert pipes() == before

@@ -62,9 +62,13 @@ def test_a_held_interruption_comes_when_the_block_ends():
 
 def test_after_ignore_nothing_interrupts():
     """The clean-up of a run that ended well is not interrupted either."""
+    finished = []
     with Interrupts() as interrupts:
         interrupts.ignore()
         os.kill(os.getpid(), signal.SIGINT)
+        finished.append("clean-up")
+        assert signal.getsignal(signal.SIGINT) == interrupts._on_signal  # nor by Python's own
+    assert finished == ["clean-up"]
 
 
 def test_progress_off_a_terminal_is_lines_and_a_heartbeat():
@@ -114,6 +118,7 @@ def test_progress_survives_the_end_of_its_terminal():
     progress = Progress(Gone(), clock=Clock())
     with progress.step("stop"):
         progress.tick("still")
+    assert progress.timings == {"stop": 0.0}
 
 
 def test_phase_of_a_start_log():
@@ -320,3 +325,14 @@ def test_state_of_an_application():
     assert (status.state, status.message) == ("DEPLOYING", "failed to start 1 times")
     assert status.proxies_healthy
     assert app_status({}, "a").state == ""
+
+
+@pytest.mark.parametrize(
+    "state, serves",
+    [("RUNNING", True), ("UPDATING", True), ("STARTING", False), ("STOPPING", False)],
+)
+def test_a_replica_counts_that_takes_requests(state, serves):
+    """One that starts or stops serves nobody; one that takes new limits does."""
+    replicas = [{"state": "STARTING"}, {"state": state}]
+    details = {"applications": {"a": {"deployments": {"Engine": {"replicas": replicas}}}}}
+    assert app_status(details, "a").has_replica is serves

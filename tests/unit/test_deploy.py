@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayserve.clients import AppStatus, read_token
+from rayserve.clients import AppStatus
 from rayserve.deploy import BEYOND_ENGINE_S, DASHBOARD_S, deploy
 from rayserve.errors import HostError, StartError
 from rayserve.inventory import read_plan
@@ -12,6 +12,7 @@ from tests.bad_specs import ROOT
 
 PLAN = read_plan(str(ROOT / "inventories/lab/group_vars/all/plan.yml"))
 APP = f"lab-{PLAN.revision}"
+START_S = PLAN.replica.start_timeout_s + BEYOND_ENGINE_S
 
 
 class Clock:
@@ -28,33 +29,42 @@ class Clock:
 
 
 class FakeServe:
-    """Serve as a list of the states that it reports, the last one for ever."""
+    """Serve as a list of what it reports, the last one for ever, and of the orders that it was given."""
 
-    def __init__(self, *states, up_after=0, refusal=""):
+    def __init__(self, *states, refusal=""):
         self.states = list(states)
-        self.up_after = up_after
         self.refusal = refusal
-        self.deployed = []
-
-    def is_up(self):
-        self.up_after -= 1
-        return self.up_after < 0
-
-    def deploy(self, config):
-        if self.refusal:
-            raise OSError(self.refusal)
-        self.deployed.append(config)
+        self.orders = []
 
     def status(self, app):
         assert app == APP
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        if isinstance(state, OSError):
+        if isinstance(state, Exception):
             raise state
         return state
 
+    def deploy(self, config):
+        assert [one["name"] for one in config["applications"]] == [APP]
+        self._take("deploy")
 
+    def take_away(self, app, config):
+        assert app == APP
+        assert config["http_options"]["port"] == PLAN.endpoint.port
+        self._take("take away")
+
+    def _take(self, order):
+        if self.refusal:
+            raise OSError(self.refusal)
+        self.orders.append(order)
+
+
+NOTHING = AppStatus("", "", proxies_healthy=False)
 STARTING = AppStatus("DEPLOYING", "", proxies_healthy=False)
 RUNNING = AppStatus("RUNNING", "", proxies_healthy=True)
+FAILED = AppStatus("DEPLOY_FAILED", "no such model", proxies_healthy=True)
+PARTLY_FAILED = AppStatus("DEPLOY_FAILED", "no room", proxies_healthy=True, has_replica=True)
+DELETING = AppStatus("DELETING", "", proxies_healthy=True)
+AWAY = OSError("Connection refused")
 
 
 def run(serve, *, is_ready=lambda _url: True):
@@ -65,12 +75,12 @@ def run(serve, *, is_ready=lambda _url: True):
 
 def test_it_waits_for_ray_then_for_the_replica():
     """A dashboard that is not up yet and a status that cannot be read are waited for."""
-    serve = FakeServe(STARTING, OSError("busy"), STARTING, RUNNING, up_after=3)
+    serve = FakeServe(AWAY, AWAY, NOTHING, STARTING, OSError("busy"), STARTING, RUNNING)
     done = run(serve)
     assert done.app == APP
     assert done.url.endswith(f":8000/{PLAN.revision}")
     assert done.seconds == 6.0
-    assert [one["applications"][0]["name"] for one in serve.deployed] == [APP]
+    assert serve.orders == ["deploy"]
 
 
 def test_running_is_not_enough_while_the_door_is_closed():
@@ -84,32 +94,59 @@ def test_running_is_not_enough_while_the_door_is_closed():
 
 def test_a_failed_replica_ends_the_wait_with_its_reason():
     """DEPLOY_FAILED is final; the message of the replica is shown."""
-    serve = FakeServe(STARTING, AppStatus("DEPLOY_FAILED", "no such model", proxies_healthy=True))
+    serve = FakeServe(NOTHING, STARTING, FAILED)
     with pytest.raises(StartError, match="no such model"):
         run(serve)
 
 
+def test_a_revision_that_had_failed_is_taken_away_and_tried_anew():
+    """Serve ignores a config that equals the last one, so after a repair it must forget it first."""
+    serve = FakeServe(FAILED, FAILED, DELETING, NOTHING, STARTING, RUNNING)
+    assert run(serve).app == APP
+    assert serve.orders == ["take away", "deploy"]
+
+
+def test_a_failed_revision_that_still_serves_is_left_to_serve():
+    """Only a replica beside others failed: new limits may mend it, and an outage would not."""
+    mended = FakeServe(PARTLY_FAILED, STARTING, RUNNING)
+    run(mended)
+    assert mended.orders == ["deploy"]
+    with pytest.raises(StartError, match="no room") as error:
+        run(FakeServe(PARTLY_FAILED))
+    assert "serve shutdown" in error.value.do
+
+
+@pytest.mark.parametrize("states", [(RUNNING,), (STARTING, RUNNING)])
+def test_what_runs_or_starts_is_not_taken_away(states):
+    """To deploy what runs already changes nothing."""
+    serve = FakeServe(*states)
+    run(serve)
+    assert serve.orders == ["deploy"]
+
+
 @pytest.mark.parametrize(
-    "serve, needed",
+    "states, refusal, told",
     [
-        (FakeServe(STARTING), f"within {PLAN.replica.start_timeout_s + BEYOND_ENGINE_S:.0f} s"),
-        (FakeServe(RUNNING, up_after=10**6), f"within {DASHBOARD_S:.0f} s"),
-        (FakeServe(RUNNING, refusal="HTTP 400"), "HTTP 400"),
+        ([STARTING], "", [f"within {START_S:.0f} s", "DEPLOYING"]),
+        ([RUNNING, NOTHING], "", [f"within {START_S:.0f} s", "nothing of that name"]),
+        ([AWAY], "", [f"within {DASHBOARD_S:.0f} s", "Connection refused"]),
+        ([RUNNING], "HTTP 400", ["HTTP 400"]),
+        ([FAILED], "HTTP 400", ["HTTP 400"]),
+        ([FAILED, DELETING], "", ["gone from Serve", "DELETING"]),
     ],
 )
-def test_it_gives_up_and_says_on_what(serve, needed):
-    """Neither Ray nor the replica is waited for without end; what Serve refuses is told."""
-    with pytest.raises(StartError, match=needed):
-        run(serve)
+def test_it_gives_up_and_says_on_what(states, refusal, told):
+    """Nothing is waited for without end; what was seen last and what Serve refuses is told."""
+    with pytest.raises(StartError) as error:
+        run(FakeServe(*states, refusal=refusal))
+    assert [part for part in told if part not in str(error.value)] == []
 
 
-def test_a_token_that_cannot_be_read_is_named(tmp_path):
-    """A missing and an empty token file say which file, and what to do; a good one is read."""
-    path = tmp_path / "token"
-    with pytest.raises(HostError, match=str(path)):
-        read_token(str(path))
-    path.write_text("\n")
-    with pytest.raises(HostError, match="empty"):
-        read_token(str(path))
-    path.write_text("abc\n")
-    assert read_token(str(path)) == "abc"
+@pytest.mark.parametrize("states", [[], [NOTHING, STARTING]])
+def test_a_refused_token_ends_every_wait_at_once(states):
+    """Before and after the order: no time changes it."""
+    refused = HostError("the token that Ray's dashboard asks for", found="HTTP 401")
+    clock = Clock()
+    with pytest.raises(HostError, match="HTTP 401"):
+        deploy(PLAN, FakeServe(*states, refused), clock=clock, sleep=clock.sleep)
+    assert clock.now <= 2.0

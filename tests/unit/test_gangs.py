@@ -203,8 +203,9 @@ def test_gangs_never_need_more_than_is_free(nodes: list[dict[str, float]], tenso
 def test_a_waiting_group_never_adds_a_gang(
     nodes: list[dict[str, float]], waiting: list[int]
 ) -> None:
-    """The more groups wait, the fewer gangs are free."""
+    """The more groups wait, the fewer gangs are free; each that is a whole gang itself takes one."""
     groups = [group("w", placed=False, gpus=gpus) for gpus in waiting]
     counts = [free_gangs(nodes, one_host(), groups[:size]) for size in range(len(groups) + 1)]
     assert counts == sorted(counts, reverse=True)
-    assert counts[-1] >= 0
+    gangs = [group("w", placed=False, gpus=8) for _ in waiting]
+    assert free_gangs(nodes, one_host(), gangs) == max(0, counts[0] - len(gangs))

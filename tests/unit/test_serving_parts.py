@@ -7,9 +7,11 @@ import logging
 
 import pytest
 
-from rayserve.errors import HostError
+from rayserve.errors import HostError, PlanError
+from rayserve.inventory import read_plan
+from rayserve.plan import LivePlan
 from rayserve.serve_config import HAPROXY_SWITCH
-from rayserve.serving.guards import check_keys
+from rayserve.serving.guards import check_keys, check_limits
 from rayserve.serving.ledger import (
     PHASE_FILE,
     MemoryReport,
@@ -19,6 +21,8 @@ from rayserve.serving.ledger import (
     write_logging_config,
 )
 from rayserve.serving.load import WINDOW_S, EngineLoad
+from tests.bad_specs import ROOT
+from tests.errors_of import error_of
 
 
 def record(message: str, *args: object) -> logging.LogRecord:
@@ -53,10 +57,12 @@ def test_reading_the_checkpoint_is_a_part_of_loading_it(tmp_path, monkeypatch):
     assert ledger.phases == {"read": 9.0, "weights": 12.0}
 
 
-def test_messages_are_ignored_where_no_file_is_named(monkeypatch):
-    """Engines outside of a replica are not disturbed."""
+def test_messages_are_ignored_where_no_file_is_named(tmp_path, monkeypatch):
+    """Engines outside of a replica are not disturbed: no file appears."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(PHASE_FILE, raising=False)
     PhaseHandler().emit(record("Model loading took %s GiB memory and %.6f seconds", "1", 1.0))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_phase_is_recorded_also_when_it_fails():
@@ -127,6 +133,14 @@ def test_time_to_first_token_is_the_mean_of_the_window():
     assert load.ttft_ms(10 * WINDOW_S) == 0.0
 
 
+def test_first_tokens_beyond_the_window_are_forgotten_without_a_reader():
+    """Where nobody asks for the mean, as without autoscaling, memory stays as small as the window."""
+    load = EngineLoad()
+    for second in range(1000):
+        load.first_token(float(second), 0.1)
+    assert len(load._first_tokens) <= WINDOW_S + 1
+
+
 def test_a_step_replaces_the_counts():
     """The load is what the last step reported."""
     load = EngineLoad()
@@ -150,11 +164,65 @@ def test_a_step_replaces_the_counts():
 )
 def test_a_door_without_keys_is_for_a_local_plan_on_loopback(file, profile, environ, host, allowed):
     """Anything else without keys is refused, whoever deploys it."""
-    if allowed:
-        check_keys(file, profile, environ, host)
-    else:
-        with pytest.raises(HostError, match="API key file"):
-            check_keys(file, profile, environ, host)
+    error = error_of(check_keys, file, profile, environ, lambda: host)
+    assert (error is None) is allowed
+    assert error is None or (isinstance(error, HostError) and "API key file" in error.needed)
+
+
+PLAN = read_plan(str(ROOT / "inventories/lab/group_vars/all/plan.yml"))
+LIMITS = LivePlan(door=PLAN.door, scaling=PLAN.scaling).model_dump(mode="json")
+
+
+def limits(**door: object) -> dict[str, object]:
+    """What Serve hands to a replica, with the door changed."""
+    return {**LIMITS, "door": {**LIMITS["door"], **door}}
+
+
+@pytest.fixture
+def serve_on(monkeypatch):
+    """Say where Serve's proxies listen, and that its own proxy is used."""
+    monkeypatch.delenv(HAPROXY_SWITCH, raising=False)
+    return lambda host: monkeypatch.setattr("rayserve.serving.guards.serve_host", lambda: host)
+
+
+def test_a_replica_without_keys_is_refused_before_its_engine(serve_on):
+    """The whole judgement of the door's keys falls on the limits that are known beforehand."""
+    serve_on("127.0.0.1")
+    with pytest.raises(HostError, match="profile production"):
+        check_limits(limits(api_key_file=""), "production")
+    assert error_of(check_limits, limits(api_key_file=""), "local") is None
+    serve_on("10.0.0.1")
+    with pytest.raises(HostError, match=r"Serve listens on 10\.0\.0\.1"):
+        check_limits(limits(api_key_file=""), "local")
+
+
+def test_a_key_file_is_read_before_the_engine_starts(serve_on, tmp_path):
+    """One that cannot be used is named; a good one makes it irrelevant where Serve listens."""
+    serve_on("10.0.0.1")
+    file = tmp_path / "keys"
+    with pytest.raises(HostError, match=str(file)):
+        check_limits(limits(api_key_file=str(file)), "production")
+    file.touch(mode=0o600)
+    file.write_text("a-key-of-sixteen-characters\n")
+    assert error_of(check_limits, limits(api_key_file=str(file)), "production") is None
+
+
+@pytest.mark.parametrize(
+    "wrong, key",
+    [
+        (None, "`user_config`"),
+        ([], "`user_config`"),
+        ({"door": LIMITS["door"]}, "`user_config.scaling`"),
+        (limits(max_queued="many"), "`user_config.door.max_queued`"),
+        (limits(api_key_file=10**6000), "`user_config.door.api_key_file`"),
+    ],
+)
+def test_what_are_no_limits_is_told_as_our_own_error(wrong, key):
+    """One message that names the key, and not pydantic's list."""
+    with pytest.raises(PlanError, match=key) as error:
+        check_limits(wrong, "production")
+    assert "pydantic" not in str(error.value)
+    assert "rayserve plan" in error.value.do
 
 
 def test_the_logging_level_that_the_environment_asks_for_is_kept(tmp_path, monkeypatch):
@@ -169,6 +237,7 @@ def test_a_disk_that_is_full_stops_no_engine(tmp_path, monkeypatch):
     """The phase is lost; the message that carried it goes on."""
     monkeypatch.setenv(PHASE_FILE, str(tmp_path / "no" / "such" / "folder"))
     PhaseHandler().emit(record("Loading weights took %.2f seconds", 1.0))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_phase_line_that_was_cut_short_is_skipped(tmp_path):
