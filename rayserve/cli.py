@@ -17,6 +17,7 @@ import click
 from rayserve import __version__
 from rayserve.entry import FORMAT, Commands
 from rayserve.errors import InputError, UsageError
+from rayserve.ports import RAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,7 +217,9 @@ def convert(
 
 @main.command()
 @click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
-@click.option("--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True)
+@click.option(
+    "--dashboard-port", type=click.IntRange(1, 65535), default=RAY["dashboard"], show_default=True
+)
 @click.option("--token-file", metavar="FILE", envvar="RAY_AUTH_TOKEN_PATH", help="Ray's token.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
