@@ -236,7 +236,7 @@ def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_js
     token = read_token(token_file) if token_file else ""
     done = make_it_run(read_plan(plan_file), ServeApi(dashboard_port, token))
     text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
-    click.echo(json.dumps(asdict(done)) if as_json else text)
+    click.echo(json.dumps({"format": FORMAT} | asdict(done)) if as_json else text)
 
 
 @main.command()
@@ -324,7 +324,7 @@ def check_args_command(file: str, *, as_json: bool) -> None:
 
     verdict = check_args(file)
     if as_json:
-        click.echo(json.dumps(verdict, ensure_ascii=False))
+        click.echo(json.dumps({"format": FORMAT} | verdict, ensure_ascii=False))
     elif verdict.get("ok"):
         for replica in verdict["replicas"]:
             click.echo(f"accepted: revision {replica['revision']}")

@@ -55,7 +55,7 @@ def engine_argument(draft: Draft, setting: Setting) -> None:
             setting,
             f"{setting.written} holds a secret, which is not repeated here",
             why="cluster.yml and plan.yml are read by many, and kept in version control",
-            do="put it in secrets.yml, encrypted",
+            do="leave it out: nothing hands a secret to the engine, which can read it from a file on the hosts alone",
         )
         return
     try:
