@@ -17,6 +17,7 @@ import click
 from rayserve import __version__
 from rayserve.entry import FORMAT, Commands
 from rayserve.errors import InputError, UsageError
+from rayserve.ports import RAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,7 +217,9 @@ def convert(
 
 @main.command()
 @click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
-@click.option("--dashboard-port", type=click.IntRange(1, 65535), default=8265, show_default=True)
+@click.option(
+    "--dashboard-port", type=click.IntRange(1, 65535), default=RAY["dashboard"], show_default=True
+)
 @click.option("--token-file", metavar="FILE", envvar="RAY_AUTH_TOKEN_PATH", help="Ray's token.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
@@ -233,7 +236,7 @@ def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_js
     token = read_token(token_file) if token_file else ""
     done = make_it_run(read_plan(plan_file), ServeApi(dashboard_port, token))
     text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
-    click.echo(json.dumps(asdict(done)) if as_json else text)
+    click.echo(json.dumps({"format": FORMAT} | asdict(done)) if as_json else text)
 
 
 @main.command()
@@ -321,7 +324,7 @@ def check_args_command(file: str, *, as_json: bool) -> None:
 
     verdict = check_args(file)
     if as_json:
-        click.echo(json.dumps(verdict, ensure_ascii=False))
+        click.echo(json.dumps({"format": FORMAT} | verdict, ensure_ascii=False))
     elif verdict.get("ok"):
         for replica in verdict["replicas"]:
             click.echo(f"accepted: revision {replica['revision']}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from rayserve.errors import HostError
+from rayserve.ports import RANGES
 from rayserve.units import MIB
 
 OBJECT_STORE_BYTES = 128 * MIB
@@ -22,8 +23,6 @@ MESSAGE_QUEUE_BYTES = 192 * MIB
 RAY_BYTES = 1536 * MIB
 RANK_BYTES = 1536 * MIB
 """Resident memory of Ray with Serve, and of one rank of the demo's engine."""
-RAY_RANGES = (range(10002, 20000), range(30000, 41001))
-"""Ports that Ray's workers and Serve's replicas pick from."""
 TEMP_PREFIX = "rsd-"
 LONGEST_TEMP = 12
 """Characters of TMPDIR. HAProxy takes socket paths of 97, and ours add 85 with Ray's node id."""
@@ -101,7 +100,7 @@ def free_ports(names: list[str]) -> dict[str, int]:
             sockets.append(sock)
             sock.bind(("", 0))
             port = sock.getsockname()[1]
-            if not any(port in taken for taken in RAY_RANGES):
+            if not any(port in taken for taken in RANGES):
                 ports.append(port)
         return dict(zip(names, ports, strict=True))
     finally:

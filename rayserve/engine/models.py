@@ -26,7 +26,8 @@ OTHER_KINDS = {
     "draft": "a draft model, which guesses for another one",
 }
 """What the models of each list do in place of writing."""
-UNCHANGED = "copy config.json from the checkpoint, unchanged"
+COPY = "copy {file} from the checkpoint, unchanged"
+UNCHANGED = COPY.format(file="config.json")
 
 
 @dataclass(frozen=True)

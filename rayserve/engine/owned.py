@@ -63,7 +63,7 @@ OWNED_ARGS: dict[str, str] = {
     "served_model_name": "write `model.served_name`",
     "revision": "write `model.revision`",
     "hf_config_path": "write `model.config`; the engine reads the checkpoint's own",
-    "hf_token": "a token is a secret: put it in secrets.yml, encrypted; hosts stage the weights",
+    "hf_token": "a token is a secret, and plan.yml is read by many: stage the weights on the hosts (`model.path`)",
     "hf_overrides": "write `rope_scaling`; other overrides belong in the checkpoint's config.json",
     "dtype": "write `precision.dtype`",
     "quantization": "write `precision.quantization`",
@@ -156,7 +156,9 @@ REMOVED_ARGS: dict[str, str] = {
 """Arguments of earlier versions that still stand in many notes."""
 
 _TIMER = "Serve's timers come from `timeouts` and `rayserve env`, the same on every node"
-_SECRET = "a secret: put it in secrets.yml, encrypted; never in a plan"
+_SECRET = (
+    "a secret, and plan.yml is read by many: stage on the hosts what needs it, such as the weights"
+)
 
 OWNED_ENV: dict[str, str] = {
     "VLLM_API_KEY": "write `endpoint.api_key_file`; vLLM's own check leaves paths open",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rayserve import ports
 from rayserve.errors import HostError, UsageError
 from rayserve.health.checks.engine import check_engine
 from rayserve.health.checks.fabric import check_fabric
@@ -30,9 +31,9 @@ from rayserve.plan import Plan
 from rayserve.planner.catalogue import gpus
 from rayserve.units import MIB
 
-RAY_PORTS = (6379, 8265)
+RAY_PORTS = (ports.RAY["gcs"], ports.RAY["dashboard"])
 """Of Ray's GCS and dashboard, on the head."""
-HAPROXY_PORTS = (8404, 9101)
+HAPROXY_PORTS = (ports.HAPROXY_STATISTICS, ports.HAPROXY_METRICS)
 """Of the statistics and metrics of Serve's HAProxy, on every host with a replica."""
 
 

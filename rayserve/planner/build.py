@@ -39,6 +39,7 @@ from rayserve.planner.subject import (
 )
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.tensors import Place, weights_bytes
+from rayserve.ports import HAPROXY_METRICS, HAPROXY_STATISTICS
 from rayserve.spec import ClusterSpec, serving_pool
 from rayserve.starts import Ledger
 from rayserve.units import MIB
@@ -64,8 +65,8 @@ OPEN_INGRESS = (
     "Serve listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
 )
 OPEN_STATISTICS = (
-    "HAProxy's statistics (8404) and metrics (9101) listen on every address, whatever endpoint.host "
-    "says: the host firewall closes them."
+    f"HAProxy's statistics ({HAPROXY_STATISTICS}) and metrics ({HAPROXY_METRICS}) listen on every "
+    "address, whatever endpoint.host says: the host firewall closes them."
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rayserve.engine.models import UNCHANGED
 from rayserve.errors import SpecError, Where
 from rayserve.planner.weights.modules import VOCAB_PADDING
 from rayserve.planner.weights.names import canonical, text_part
@@ -120,7 +121,7 @@ class _Reader:
             raise SpecError(
                 f"`{name}` in the model's config.json",
                 found="nothing",
-                do="copy config.json from the checkpoint, unchanged",
+                do=UNCHANGED,
                 where=self.where,
             )
         return value
@@ -135,7 +136,7 @@ class _Reader:
                 raise SpecError(
                     f"`{name}` in config.json to be a whole number",
                     found=repr(value)[:80],
-                    do="copy config.json from the checkpoint, unchanged",
+                    do=UNCHANGED,
                     where=self.where,
                 )
             return value
@@ -177,7 +178,7 @@ def _quantization(text: Mapping[str, Any], where: Where) -> tuple[str, float]:
         raise SpecError(
             "`quantization_config` in config.json to be a mapping",
             found=type(raw).__name__,
-            do="copy config.json from the checkpoint, unchanged",
+            do=UNCHANGED,
             where=where,
         )
     method = str(raw.get("quant_method", ""))

@@ -6,19 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 
 from rayserve.documents import Loc
+from rayserve.ports import taken_by
 from rayserve.spec.base import HF_ID
 from rayserve.spec.checkpoint_rules import candidates_rule, model_rule
 from rayserve.spec.model import ClusterSpec, NodePool
 from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-SERVE_PORTS = {
-    8265: "Ray's dashboard",
-    6379: "Ray's head",
-    8404: "HAProxy's statistics",
-    8500: "the proxy behind Serve's HAProxy",
-    9101: "HAProxy's metrics",
-}
 DRAFT_METHODS = {"draft_model", "eagle", "eagle3", "medusa"}
 
 
@@ -205,20 +199,8 @@ def _endpoint(spec: ClusterSpec) -> Iterator[Problem]:
             "write 127.0.0.1 if the gateway is on the only host, else 0.0.0.0 behind a firewall",
         )
     yield from _haproxy_host(spec)
-    if endpoint.port in SERVE_PORTS:
-        yield Problem(
-            (*at, "port"),
-            "a port of its own",
-            f"{endpoint.port}, {SERVE_PORTS[endpoint.port]}",
-            "write 8000",
-        )
-    if 10002 <= endpoint.port <= 19999 or 30000 <= endpoint.port <= 41000:
-        yield Problem(
-            (*at, "port"),
-            "a port outside Ray's own ranges (10002-19999, 30000-41000)",
-            str(endpoint.port),
-            "write 8000",
-        )
+    if taken := taken_by(endpoint.port):
+        yield Problem((*at, "port"), "a port of its own", f"{endpoint.port}, {taken}", "write 8000")
 
 
 def _haproxy_host(spec: ClusterSpec) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 import yaml
 
-from rayserve import ingress, schema
+from rayserve import ingress, ports, schema
 from rayserve.haproxy import HAPROXY_BINARY
 from rayserve.inventory import read_plan, read_yaml
 from rayserve.plan import PLAN_KEY
@@ -184,3 +184,10 @@ def test_an_inventory_has_the_hosts_of_its_plan(path):
         assert all("node_ip" in about for about in hosts.values())
     assert len(children["ray_head"]["hosts"]) == 1
     assert children["gateway"]["hosts"]
+
+
+def test_the_role_gives_ray_the_ports_that_spec_and_checks_know():
+    """What `rayserve.ports` keeps free for Ray is where the role `ray` lets it listen."""
+    found = load(ROOT / "roles" / "ray" / "vars" / "main.yml")["ray__ports"]
+    workers = {"first_worker": ports.WORKERS[0], "last_worker": ports.WORKERS[-1]}
+    assert found == {**ports.RAY, **workers}

@@ -19,6 +19,7 @@ from rayserve.demo.interrupts import Interrupted, Interrupts
 from rayserve.demo.progress import Progress
 from rayserve.demo.workdir import Running, WorkDir
 from rayserve.errors import HostError
+from rayserve.ports import RANGES
 from rayserve.spec import parse_spec
 
 REPOSITORY = Path(__file__).parents[2]
@@ -186,7 +187,7 @@ def test_free_ports_differ():
     names = [str(index) for index in range(50)]
     ports = set(host.free_ports(names).values())
     assert len(ports) == 50
-    assert not any(port in taken for port in ports for taken in host.RAY_RANGES)
+    assert not any(port in taken for port in ports for taken in RANGES)
 
 
 def test_little_memory_is_refused(monkeypatch):

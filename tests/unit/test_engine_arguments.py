@@ -124,9 +124,9 @@ def test_accepted_variable(name):
     "name",
     ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "OPENAI_API_KEY", "S3_ACCESS_KEY_ID"],
 )
-def test_secret_variable_is_sent_to_the_vault(name):
+def test_secret_variable_is_kept_out_of_the_plan(name):
     """Whatever is named like a secret has no place in a plan."""
-    with pytest.raises(EngineArgumentError, match=r"secrets\.yml"):
+    with pytest.raises(EngineArgumentError, match=r"a secret, and plan\.yml is read by many"):
         validate_env(name, "x")
 
 

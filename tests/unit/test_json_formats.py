@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from rayserve import cli
+from rayserve.deploy import Deployed
 from rayserve.errors import RayserveError, SpecError, Where
 from rayserve.plan import Plan
 from rayserve.planner.convert import FORMAT, convert
@@ -88,6 +89,31 @@ def test_page_names_the_keys_around_a_plan_and_of_an_error(monkeypatch):
     """docs/json.md names every key of an error, and those around a plan."""
     keys = [*error_keys(monkeypatch), "plan", "changed", "plan_version"]
     assert [key for key in keys if f"`{key}`" not in PAGE] == []
+
+
+def test_a_deployment_and_a_verdict_about_arguments_have_their_format(monkeypatch):
+    """`deploy` and `check args` print the version of their form too, and the keys that docs/json.md names."""
+    plan = str(ROOT / "inventories" / "demo" / "group_vars" / "all" / "plan.yml")
+    done = Deployed("chat-0", "http://127.0.0.1:8000/0", 1.5)
+    monkeypatch.setattr("rayserve.deploy.deploy", lambda *_: done)
+    verdict = {"ok": True, "replicas": [{"revision": "0"}]}
+    monkeypatch.setattr("rayserve.serving.argcheck.check", lambda _file: verdict)
+    deployed = CliRunner().invoke(cli.main, ["deploy", plan, "--json"])
+    checked = CliRunner().invoke(cli.main, ["check", "args", plan, "--json"])
+    assert json.loads(deployed.output) == {
+        "format": 1,
+        "app": done.app,
+        "url": done.url,
+        "seconds": 1.5,
+    }
+    assert json.loads(checked.output) == {"format": 1, **verdict}
+    rows = [
+        row
+        for row in PAGE.splitlines()
+        if row.startswith(("| `rayserve deploy", "| `rayserve check args"))
+    ]
+    assert ["`format` (1)" in row for row in rows] == [True, True]
+    assert [key for key in json.loads(deployed.output) if f"`{key}`" not in rows[0]] == []
 
 
 def test_formats_have_a_number():

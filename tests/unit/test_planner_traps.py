@@ -12,6 +12,7 @@ import re
 import pytest
 
 from rayserve.errors import EngineArgumentError, SpecError
+from rayserve.ports import NAMED, REPLICAS, WORKERS
 from rayserve.serve_config import serve_config
 from tests.bad_specs import CASES, CONFIG, ROOT
 from tests.golden_specs import SPECS, plan_of
@@ -193,9 +194,9 @@ def test_trap_open_dashboard():
     assert environment()["RAY_AUTH_MODE"] == "token"
 
 
-@pytest.mark.parametrize("port", [8265, 6379, 8404, 9101])
+@pytest.mark.parametrize("port", [*NAMED, WORKERS[0], REPLICAS[-1]])
 def test_trap_taken_port(port):
-    """Nothing of ours listens on a port of Ray's dashboard and HAProxy's statistics."""
+    """Nothing of ours listens where Ray's processes, its workers, Serve's replicas or its HAProxy do."""
     with pytest.raises(SpecError, match="a port of its own"):
         plan(swap=("    api_key_file", f"    port: {port}\n    api_key_file"))
 

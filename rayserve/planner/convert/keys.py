@@ -26,8 +26,8 @@ from rayserve.planner.convert.draft import (
     veiled,
     whole,
 )
+from rayserve.ports import taken_by
 from rayserve.spec import nearest
-from rayserve.spec.rules import SERVE_PORTS
 from rayserve.units import GIB
 
 Handler = Callable[[Draft, Setting], None]
@@ -55,7 +55,7 @@ def engine_argument(draft: Draft, setting: Setting) -> None:
             setting,
             f"{setting.written} holds a secret, which is not repeated here",
             why="cluster.yml and plan.yml are read by many, and kept in version control",
-            do="put it in secrets.yml, encrypted",
+            do="leave it out: nothing hands a secret to the engine, which can read it from a file on the hosts alone",
         )
         return
     try:
@@ -249,14 +249,14 @@ def _host(draft: Draft, setting: Setting) -> None:
 
 def _port(draft: Draft, setting: Setting) -> None:
     port = whole(setting.text, human=False)
-    taken = port in SERVE_PORTS or 10002 <= port <= 19999 or 30000 <= port <= 41000
+    taken = taken_by(port)
     if not 1024 <= port <= 65535 or taken:
         draft.find(
             "warning",
             "limit",
             setting,
             f"{setting.written} {port} becomes 8000",
-            why="Serve listens from 1024 to 65535, and Ray has its own ports in 10002-19999 and 30000-41000",
+            why=f"that is of {taken}" if taken else "Serve listens from 1024 to 65535",
             do="let the gateway listen where clients expect it",
         )
         port = 8000

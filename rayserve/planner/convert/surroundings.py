@@ -74,7 +74,7 @@ def _variable(draft: Draft, name: str, value: str) -> None:
             "not_seen",
             name,
             f"{name} is left out: its value is not known here, or is not to be repeated",
-            do="write it under `env`, or into secrets.yml",
+            do="write its value under `env`, unless it is a secret: plan.yml is read by many",
         )
         return
     draft.put(f"env.{name}", value)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rayserve.documents import brief
+from rayserve.engine.models import UNCHANGED
 from rayserve.errors import SpecError, Where
 
 NAME_LISTS = (
@@ -111,6 +112,6 @@ def _error(
     where: Where,
     key: str,
     *,
-    do: str = "copy config.json from the checkpoint, unchanged",
+    do: str = UNCHANGED,
 ) -> SpecError:
     return SpecError(needed, found=found[:200], do=do, where=Where(where.path, where.line, key))

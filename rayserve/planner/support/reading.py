@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rayserve.documents import brief
+from rayserve.engine.models import COPY
 from rayserve.errors import SpecError, Where
 from rayserve.planner.support.figures import check_figures
 from rayserve.units import MIB
@@ -25,7 +26,7 @@ MAX_INDEX_BYTES = 32 * MIB
 """An index of 140 000 tensors, a trillion parameters in experts, has 14 MB."""
 MAX_DEPTH = 32
 _HOLDS = (dict, list)  # `dict | list` would be built anew for each of a million values
-UNCHANGED = "copy it from the checkpoint, unchanged"
+AS_IT_IS = COPY.format(file="it")
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class _RefusedError(Exception):
         super().__init__(needed)
 
 
-def _error(needed: str, found: str, where: Where, *, do: str = UNCHANGED) -> SpecError:
+def _error(needed: str, found: str, where: Where, *, do: str = AS_IT_IS) -> SpecError:
     return SpecError(needed, found=found[:200], do=do, where=where)
 
 
