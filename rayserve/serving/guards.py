@@ -10,9 +10,9 @@ from ipaddress import ip_address
 from typing import Literal
 
 from rayserve.errors import HostError
+from rayserve.keyfile import read_keys
 from rayserve.plan import LivePlan, NamedValue, Placement
 from rayserve.serve_config import HAPROXY_SWITCH, missing_environment
-from rayserve.serving.keys import read_keys
 
 logger = logging.getLogger("ray.serve")
 
