@@ -14,11 +14,11 @@ from pathlib import Path
 
 from rayserve.errors import HostError, UsageError
 from rayserve.health.checks.engine import check_engine
-from rayserve.health.checks.fabric import check_fabric
+from rayserve.health.checks.fabric import BandwidthFact, FabricFacts, check_fabric
 from rayserve.health.checks.gpu import check_gpu
 from rayserve.health.checks.host import check_host
 from rayserve.health.checks.install import InstallFacts, check_install
-from rayserve.health.checks.wanted import Wanted
+from rayserve.health.checks.wanted import LINK_GB_S, Wanted
 from rayserve.health.facts.all_reduce import measure_all_reduce
 from rayserve.health.facts.engine import read_engine_facts
 from rayserve.health.facts.gpu import read_fabric_facts, read_gpu_facts
@@ -57,16 +57,23 @@ def wanted_of(plan: Plan) -> Wanted:
     pool = next((pool for pool in plan.node_pools if pool.gpu in gpus()), None)
     gpu = gpus()[pool.gpu] if pool is not None else None
     count = pool.gpus_per_host if pool is not None else 0
+    linked = gpu is not None and count > 1 and gpu.linked(count)
+    link_gb_s = gpu.link_gb_s if gpu is not None and linked else 0.0
+    one_gb_s = LINK_GB_S.get(gpu.compute_capability, 0.0) if gpu is not None else 0.0
     replica = plan.replica
     return Wanted(
         gpus=count,
         model=gpu.name if gpu is not None else "",
         label=gpu.label if gpu is not None else "",
         memory_mib=gpu.memory_bytes // MIB if gpu is not None else 0,
-        link_gb_s=gpu.link_gb_s / 2 if gpu is not None and count > 1 and gpu.linked(count) else 0.0,
+        link_gb_s=link_gb_s / 2,
+        links=round(link_gb_s / one_gb_s) if one_gb_s else 0,
         ports=_ports(plan),
         model_path=replica.model if replica.model_source == "path" else "",
         offload_dir=_offload_dir(replica.engine_arguments().get("kv_transfer_config")),
+        key_file=plan.door.api_key_file,
+        token=any(one.name == "RAY_AUTH_MODE" and one.value == "token" for one in plan.environment),
+        without_gpus=next((one.name for one in plan.node_pools if not one.gpus_per_host), ""),
     )
 
 
@@ -108,9 +115,20 @@ def _gpu(request: Request) -> list[CheckResult]:
 
 def _fabric(request: Request) -> list[CheckResult]:
     facts = read_fabric_facts()
-    if request.measure and facts.on_bus > 1:
-        facts = replace(facts, bandwidth=measure_all_reduce(facts.on_bus))
+    if request.measure:
+        facts = measured(facts, lambda: measure_all_reduce(facts.on_bus))
     return check_fabric(facts, request.wanted)
+
+
+def measured(facts: FabricFacts, measure: Callable[[], BandwidthFact]) -> FabricFacts:
+    """The facts with an all-reduce where two GPUs or more are idle.
+
+    On GPUs that serve it would slow every stream, and its figure would say nothing of the fabric.
+    """
+    if facts.on_bus < 2:
+        return facts
+    bandwidth = BandwidthFact(facts.on_bus, 0, unasked=facts.busy) if facts.busy else measure()
+    return replace(facts, bandwidth=bandwidth)
 
 
 def _engine(request: Request) -> list[CheckResult]:
