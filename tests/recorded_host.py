@@ -166,8 +166,8 @@ def limits(nofile: str, memlock: str) -> str:
 
 
 FOLDER_ANSWER = {
-    "folder": True,
     "readable": True,
+    "empty": False,
     "writable": True,
     "read_only": False,
     "free_bytes": 900 * GIB,
@@ -177,6 +177,7 @@ FOLDER_ANSWER = {
 PATHS: dict[str, Any] = {
     "folder /var/lib/ray": FOLDER_ANSWER,
     "folder /srv/models/m": FOLDER_ANSWER,
+    "folder /var/cache/kv": {**FOLDER_ANSWER, "empty": True},
     "keys /etc/rayserve/api_keys": {"count": 2},
     "token /etc/rayserve/ray_token": {"empty": False, "mode": 0o400},
 }
@@ -290,7 +291,7 @@ class RecordedHost:
         if program == "cuda":
             name = program
         elif program:
-            return self._path(f"{program} {command[-2]}", command[-1], timeout_s)
+            return self._path(f"{program} {command[-3]}", command[-2], timeout_s)
         text = self._commands.get(name)
         if text is None:
             return Output(ending=f"{command[0]} is not installed")

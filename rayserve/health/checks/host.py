@@ -166,10 +166,11 @@ def check_mounts(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
     check = Check("mounts", "the folders of weights and caches mounted", "disks")
     if wanted is None:
         return check.skipped("no plan was given")
-    missing = [one.path for one in facts.folders if one.missing]
-    if missing:
+    missing = [f"not there: {one.path}" for one in facts.folders if one.missing]
+    empty = [f"empty: {one.path}" for one in facts.folders if _is_bare(one, wanted)]
+    if missing or empty:
         return check.failed(
-            f"not there: {', '.join(missing)}",
+            ", ".join([*missing, *empty]),
             why="the engine finds no weights; a disk that did not mount at boot leaves an empty folder",
             do="mount it (findmnt --verify; journalctl -b -u '*.mount'), or copy the weights",
         )
@@ -187,6 +188,10 @@ def check_mounts(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
     if unknown:
         return check.skipped(f"{unknown[0].path}: {unknown[0].unasked}")
     return check.passed(", ".join(one.path for one in facts.folders) or "none needed")
+
+
+def _is_bare(folder: Folder, wanted: Wanted) -> bool:
+    return folder.empty and folder.path == wanted.model_path
 
 
 def _closed(facts: HostFacts, wanted: Wanted) -> tuple[str, str, str] | None:

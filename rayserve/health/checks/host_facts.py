@@ -40,6 +40,7 @@ class Folder:
     """Why the question could not be put; nothing is known then."""
     kind: str = ""
     """Of the file system, such as `nfs4`."""
+    empty: bool = False
     read_only: bool = False
     readable: bool = False
     writable: bool = False

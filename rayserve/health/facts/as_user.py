@@ -10,8 +10,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import rayserve
 from rayserve.health.facts.run import Runner
 
 PATH_S = 10.0
@@ -33,11 +35,14 @@ become(sys.argv[2])
 try:
     there = os.path.realpath(sys.argv[1], strict=True)
     found = os.statvfs(there)
+    readable = os.access(there, os.R_OK | os.X_OK)
+    entries = os.scandir(there) if readable or not os.path.isdir(there) else [there]
+    empty = next(iter(entries), None) is None
 except OSError as error:
     print(json.dumps({"error": error.strerror, "missing": isinstance(error, FileNotFoundError)}))
 else:
     print(json.dumps({
-        "path": there, "folder": os.path.isdir(there), "readable": os.access(there, os.R_OK),
+        "path": there, "readable": readable, "empty": empty,
         "writable": os.access(there, os.W_OK), "read_only": bool(found.f_flag & os.ST_RDONLY),
         "free_bytes": found.f_bavail * found.f_frsize, "size_bytes": found.f_blocks * found.f_frsize,
     }))
@@ -46,6 +51,7 @@ else:
 KEYS = (
     BECOME
     + """
+sys.path.insert(0, sys.argv[3])
 from rayserve.errors import HostError
 from rayserve.keyfile import read_keys
 become(sys.argv[2])
@@ -70,6 +76,9 @@ except OSError as error:
 """
 )
 
+PACKAGES = str(Path(rayserve.__file__).parents[1])
+"""Where this very package stands, which may be a checkout beside one that is installed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -81,7 +90,7 @@ class Answer:
 
 def ask(program: str, path: str, user: str, run: Runner) -> Answer:
     """Run one of the programs above on a path, as `user` where we are root; empty: as ourselves."""
-    output = run([*python(program), path, user], PATH_S)
+    output = run([*python(program), path, user, PACKAGES], PATH_S)
     if not output.ok:
         return Answer({}, output.ending)
     try:

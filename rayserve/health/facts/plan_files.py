@@ -41,6 +41,7 @@ def read_folder(path: str, unit: RayUnit, root: Path, run: Runner) -> Folder:
     return Folder(
         path,
         kind=_kind(root, PurePath(str(said.get("path", path)))),
+        empty=bool(said.get("empty")),
         read_only=bool(said.get("read_only")),
         readable=bool(said.get("readable")) or bool(unit.stranger),
         writable=bool(said.get("writable")) or bool(unit.stranger),
