@@ -24,6 +24,7 @@ from rayserve.health.facts.ray_unit import Asker, RayUnit, read_ray_unit, this_p
 from rayserve.health.facts.run import run
 from rayserve.health.readings.grub import next_release, parse_environment, parse_menu
 from rayserve.health.results import Check, Status, render
+from rayserve.health.wants import wanted_of
 from rayserve.inventory import read_plan
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
@@ -275,7 +276,7 @@ def test_a_plan_with_gpus_is_not_met_by_a_host_without(monkeypatch: pytest.Monke
 
 def test_links_are_counted_by_the_gpu() -> None:
     """A plan for eight A100-SXM wants 12 NVLinks of each, a folder, keys and Ray's token."""
-    plan = gate.wanted_of(read_plan("inventories/example/group_vars/all/plan.yml"))
+    plan = wanted_of(read_plan("inventories/example/group_vars/all/plan.yml"))
     assert (plan.links, plan.link_gb_s) == (12, 300.0)
     assert (plan.key_file, plan.token) == ("/etc/rayserve/api_keys", True)
     assert plan.without_gpus == ""

@@ -36,5 +36,10 @@ class Wanted:
     """File of the API keys; empty: none."""
     token: bool = False
     """Ray asks for its token."""
+    host: str = ""
+    """Address that Serve binds."""
+    port: int = 0
+    route: str = ""
+    """Of the plan's revision."""
     without_gpus: str = ""
     """A node pool of the plan whose hosts have no GPU; empty: there is none."""

@@ -58,7 +58,7 @@ def read_host_facts(
     gpus, switches = nvidia_devices(root)
     kernels = tuple(read_kernels(root, run)) if gpus else ()
     swap_bytes, swap_used_bytes = _swap(root)
-    packages, held = _packages(run)
+    packages, held = _packages(run) if gpus else ((), None)
     paths = [path for path in (wanted.model_path, wanted.offload_dir) if path] if wanted else []
     units = read_units(run)
     ray = read_ray_unit(units.get(RAY), root, asker or this_process())
@@ -92,7 +92,7 @@ def read_host_facts(
         swap_used_bytes=swap_used_bytes,
         iommu=_iommu(root),
         redirecting=redirecting_bridges(run) if gpus else None,
-        guest=_is_guest(run),
+        guest=_is_guest(run) if gpus else None,
         container=_is_container(root),
     )
 
