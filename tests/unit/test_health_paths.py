@@ -28,7 +28,7 @@ from rayserve.health.wants import wanted_of
 from rayserve.inventory import read_plan
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
-OURSELVES = RayUnit(inside=False, user="", asker=this_process().user, environment={})
+OURSELVES = RayUnit(inside=False, known=True, user="", asker=this_process().user, environment={})
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 
@@ -119,7 +119,11 @@ def test_secrets_that_are_no_files_are_told(tmp_path: Path, what: str) -> None:
     assert keys is not None
     assert keys.needed
     unit = RayUnit(
-        inside=False, user="", asker="root", environment={"RAY_AUTH_TOKEN_PATH": str(path)}
+        inside=False,
+        known=True,
+        user="",
+        asker="root",
+        environment={"RAY_AUTH_TOKEN_PATH": str(path)},
     )
     token = read_token(wanted(token=True), unit, Path("/"), run)
     assert token is not None
@@ -130,6 +134,7 @@ def test_a_token_is_seen_and_never_said(tmp_path: Path) -> None:
     """A token gives the permissions of its file; white space alone is no token."""
     unit = RayUnit(
         inside=False,
+        known=True,
         user="",
         asker="root",
         environment={"RAY_AUTH_TOKEN_PATH": secret(tmp_path, KEY, 0o640)},
@@ -141,7 +146,9 @@ def test_a_token_is_seen_and_never_said(tmp_path: Path) -> None:
     token = read_token(wanted(token=True), unit, Path("/"), run)
     assert token is not None
     assert token.error == "it is empty"
-    hidden = RayUnit(inside=False, user="", asker="root", environment={"RAY_AUTH_TOKEN": KEY})
+    hidden = RayUnit(
+        inside=False, known=True, user="", asker="root", environment={"RAY_AUTH_TOKEN": KEY}
+    )
     assert KEY not in repr(hidden) + repr(Asker("root", {"RAY_AUTH_TOKEN": KEY}))
 
 
@@ -165,7 +172,7 @@ def test_root_asks_as_the_user_of_the_unit(open_folder: Path) -> None:
     ).said
     assert said["ids"][0] == NOBODY
     assert 0 not in said["ids"]
-    unit = RayUnit(inside=False, user="nobody", asker="root", environment={})
+    unit = RayUnit(inside=False, known=True, user="nobody", asker="root", environment={})
     found = read_keys(wanted(key_file=secret(open_folder, KEY)), unit, run)
     assert found is not None
     assert found.found == "Permission denied"
@@ -175,7 +182,7 @@ def test_root_asks_as_the_user_of_the_unit(open_folder: Path) -> None:
     assert found.count == 1
     (open_folder / "closed").mkdir(0o700)
     assert not read_folder(str(open_folder / "closed"), unit, Path("/"), run).readable
-    unit = RayUnit(inside=False, user="no-such-user", asker="root", environment={})
+    unit = RayUnit(inside=False, known=True, user="no-such-user", asker="root", environment={})
     found = read_keys(wanted(key_file=str(open_folder / "secret")), unit, run)
     assert found is not None
     assert found.unasked == "exit code 1"

@@ -106,6 +106,7 @@ def read_token(wanted: Wanted | None, unit: RayUnit, root: Path, run: Runner) ->
     path = unit.environment.get("RAY_AUTH_TOKEN_PATH", "")
     if not path and unit.unread:
         return TokenFile("", unasked=f"{unit.unread}, which names it, is closed to {unit.asker}")
+    named = bool(path)
     path = path or f"{_home(unit.user or unit.asker, root)}/.ray/auth_token"
     if unit.stranger:
         return TokenFile(path, unasked=f"only root or {unit.stranger} can look")
@@ -114,6 +115,8 @@ def read_token(wanted: Wanted | None, unit: RayUnit, root: Path, run: Runner) ->
     if answer.ending and not answer.ending.startswith(SILENT):
         return TokenFile(path, unasked=answer.ending)
     error = answer.ending or said.get("error", "") or ("it is empty" if said.get("empty") else "")
+    if error and not named and not unit.known:
+        return TokenFile(path, unasked="neither this shell nor a unit of Ray says where it is")
     return TokenFile(path, error=error, mode=int(said.get("mode", 0)))
 
 

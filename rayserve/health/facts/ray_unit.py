@@ -48,6 +48,8 @@ class RayUnit:
 
     inside: bool
     """This very process is a part of the unit: its gate before the start."""
+    known: bool
+    """What stands here is Ray's own, not what our shell happens to have."""
     user: str
     """Whom the unit runs as; empty: there is no unit, or it is ourselves."""
     asker: str
@@ -90,7 +92,7 @@ def read_ray_unit(unit: Mapping[str, str] | None, root: Path, asker: Asker) -> R
     """Whom and what Ray's unit starts Ray with; None: no such unit is known."""
     inside = is_inside(root)
     if inside or unit is None:
-        return RayUnit(inside, "", asker.user, asker.environment)
+        return RayUnit(inside, inside, "", asker.user, asker.environment)
     environment = dict(_assignments(unit.get("Environment", "")))
     unread = ""
     for line in unit.get("EnvironmentFiles", "").splitlines():
@@ -106,7 +108,7 @@ def read_ray_unit(unit: Mapping[str, str] | None, root: Path, asker: Asker) -> R
             name, equals, value = row.strip().partition("=")
             if equals and not name.startswith(("#", ";")):
                 environment[name] = value.strip("\"'")
-    return RayUnit(inside, unit.get("User") or "root", asker.user, environment, unread)
+    return RayUnit(inside, True, unit.get("User") or "root", asker.user, environment, unread)
 
 
 def is_inside(root: Path) -> bool:
