@@ -185,7 +185,7 @@ def test_root_asks_as_the_user_of_the_unit(open_folder: Path) -> None:
     unit = RayUnit(inside=False, known=True, user="no-such-user", asker="root", environment={})
     found = read_keys(wanted(key_file=str(open_folder / "secret")), unit, run)
     assert found is not None
-    assert found.unasked == "exit code 1"
+    assert found.unasked == "this host has no user no-such-user"
 
 
 def test_a_child_takes_no_module_from_the_working_folder(

@@ -30,7 +30,7 @@ def check_host(facts: HostFacts, wanted: Wanted | None = None) -> list[CheckResu
         check_nofile(facts),
         check_memlock(facts),
         check_ports(facts, wanted),
-        check_ray_disk(facts.ray_disk),
+        check_ray_disk(facts.ray_disk, facts.user),
         check_raid(facts.raid_degraded),
         check_mounts(facts, wanted),
         check_keys(facts, wanted),
@@ -88,7 +88,7 @@ def check_ports(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
     return check.passed(f"{ports} free")
 
 
-def check_ray_disk(folder: Folder | None) -> CheckResult:
+def check_ray_disk(folder: Folder | None, user: str) -> CheckResult:
     """Has the disk of Ray's sessions room for logs and spilled objects?"""
     least = f"{RAY_DISK_BYTES // GIB} GiB and {RAY_DISK_SHARE:.0%} free"
     check = Check("ray-disk", f"{least} where Ray keeps its sessions", "disks")
@@ -112,6 +112,12 @@ def check_ray_disk(folder: Folder | None) -> CheckResult:
             f"{folder.path} is read-only",
             why="Ray cannot start; a disk fault often makes a file system so",
             do=f"dmesg | grep -i error; then: mount -o remount,rw {folder.path}",
+        )
+    if not folder.writable:
+        return check.failed(
+            f"{folder.path} is not writable for {user}",
+            why="Ray cannot start: it makes the folder of its session there",
+            do=f"chown {user} {folder.path}, or name another folder (ray start --temp-dir)",
         )
     if folder.free_bytes < RAY_DISK_SHARE * folder.size_bytes:
         return check.failed(

@@ -23,7 +23,11 @@ import json, os, sys
 def become(user):
     if user and os.geteuid() == 0:
         import pwd
-        one = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+        try:
+            one = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+        except KeyError:
+            print(json.dumps({"unasked": "this host has no user " + user}))
+            sys.exit()
         os.initgroups(user, one.pw_gid)
         os.setgid(one.pw_gid)
         os.setuid(one.pw_uid)
@@ -99,7 +103,7 @@ def ask(program: str, path: str, user: str, run: Runner) -> Answer:
         said = None
     if not isinstance(said, dict):
         return Answer({}, f"an answer that is none: {output.text[:80]!r}")
-    return Answer(said)
+    return Answer(said, str(said.get("unasked", "")))
 
 
 def python(program: str) -> Sequence[str]:

@@ -60,16 +60,25 @@ def read_next_kernel(root: Path, kernels: Sequence[InstalledKernel]) -> str:
     written = re.search(
         r"^GRUB_DEFAULT=[\"']?([^\"'\n]*)", read_line(root / "etc/default/grub"), re.MULTILINE
     )
-    menu, saved = (
-        next((text for folder in GRUB if (text := read_line(root / folder / name))), "")
-        for name in ("grub.cfg", "grubenv")
-    )
+    menu, saved = (_of_grub(root, name) for name in ("grub.cfg", "grubenv"))
     return next_release(
-        menu,
-        parse_environment(saved),
+        menu or "",
+        parse_environment(saved) if saved is not None else None,
         written[1] if written else "",
         sorted((one.release for one in kernels), key=_version_key),
     )
+
+
+def _of_grub(root: Path, name: str) -> str | None:
+    """A file of GRUB's; empty: there is none, None: it may not be read."""
+    for folder in GRUB:
+        try:
+            return (root / folder / name).read_text(errors="replace")
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+    return ""
 
 
 def _version_key(release: str) -> list[tuple[int, str]]:

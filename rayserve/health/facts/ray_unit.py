@@ -168,4 +168,4 @@ def _of_process(root: Path, pid: str, whose: str) -> tuple[Limits, ...]:
 def _limit(text: str | None) -> int | None:
     if text in NO_LIMIT:
         return -1
-    return int(text) if text and text.isdigit() else None
+    return int(text) if text and text.isdecimal() else None

@@ -56,13 +56,13 @@ def parse_menu(text: str) -> list[Entry]:
 
 
 def next_release(
-    menu: str, environment: Mapping[str, str], written: str, releases: Sequence[str]
+    menu: str, environment: Mapping[str, str] | None, written: str, releases: Sequence[str]
 ) -> str:
     """Release of the kernel that the next boot starts; empty: not known.
 
     Args:
         menu: grub.cfg; empty where it may not be read.
-        environment: the block of grubenv.
+        environment: the block of grubenv; None where it may not be read.
         written: GRUB_DEFAULT of /etc/default/grub, which counts where there is no grub.cfg to read.
         releases: the installed kernels, oldest first.
     """
@@ -70,8 +70,10 @@ def next_release(
     defaults = [text for text in DEFAULT.findall(menu) if text != "${next_entry}"]
     default = defaults[-1] if defaults else written
     if default in ("saved", "${saved_entry}"):
+        if environment is None:
+            return ""
         default = environment.get("saved_entry", "")
-    default = environment.get("next_entry") or default
+    default = (environment or {}).get("next_entry") or default
     if any(_kernels(entries)):
         return _chosen(entries, default)
     # Entries of a boot loader specification (blscfg) stand in files of their own, the newest first.
@@ -98,7 +100,7 @@ def _chosen(entries: Sequence[Entry], default: str) -> str:
     while entries:
         name = names.pop(0) if names else ""
         same = [one for one in entries if name and name in (one.title, one.identity)]
-        place = int(name) if name.isdigit() else 0
+        place = int(name) if name.isdecimal() else 0
         chosen = same[0] if same else entries[place if place < len(entries) else 0]
         entries = chosen.entries
     return chosen.kernel if chosen is not None else ""
