@@ -22,6 +22,7 @@ from rayserve.ports import RAY
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rayserve.health.checks.wanted import Wanted
     from rayserve.inventory import Files
     from rayserve.planner.views.terminal import Style
     from rayserve.planning import Planned
@@ -253,6 +254,13 @@ def check() -> None:
     """Is this machine ready? Exit code 4 when a check fails."""
 
 
+def _wanted(plan: str) -> Wanted:
+    from rayserve.health.wants import wanted_of
+    from rayserve.inventory import read_plan
+
+    return wanted_of(read_plan(plan))
+
+
 def _room(name: str, does: str, asks: str) -> None:
     """Add `rayserve check NAME`; `asks` names its options beside --textfile and --json."""
     options = {
@@ -275,16 +283,17 @@ def _room(name: str, does: str, asks: str) -> None:
         before_start: bool = False,
         measure: bool = False,
     ) -> None:
-        from pathlib import Path
-
         from rayserve.errors import HostError
-        from rayserve.health.gate import Request, run_checks, write_textfile
+        from rayserve.health.gate import Request, run_checks
         from rayserve.health.results import failures, render, worst
-        from rayserve.inventory import read_plan
 
-        wanted = read_plan(plan) if plan is not None else None
+        wanted = _wanted(plan) if plan is not None else None
         results = run_checks(name, Request(wanted, before_start, measure))
         if textfile is not None:
+            from pathlib import Path
+
+            from rayserve.health.textfile import write_textfile
+
             write_textfile(Path(textfile), results)
         if as_json:
             checks = [result.as_dict() for result in results]

@@ -7,6 +7,7 @@ changes what it is about. Names and numbers of the base are synthetic, its forma
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,9 +19,12 @@ from rayserve.health.checks.gpu import check_gpu
 from rayserve.health.checks.host import check_host
 from rayserve.health.checks.host_facts import Listener
 from rayserve.health.checks.wanted import Wanted
-from rayserve.health.facts.gpu import read_fabric_facts, read_gpu_facts
+from rayserve.health.facts.as_user import FOLDER, KEYS, TOKEN
+from rayserve.health.facts.gpu import PROBE, read_fabric_facts, read_gpu_facts
 from rayserve.health.facts.host import read_host_facts
+from rayserve.health.facts.ray_unit import Asker
 from rayserve.health.facts.run import Output
+from rayserve.health.gate import measured
 from rayserve.health.results import CheckResult
 from rayserve.units import GIB
 
@@ -33,6 +37,10 @@ WANTED = Wanted(
     memory_mib=81152,
     link_gb_s=300.0,
     ports=(6379, 8265, 8000),
+    model_path="/srv/models/m",
+    links=12,
+    key_file="/etc/rayserve/api_keys",
+    token=True,
 )
 GPU_XML = """
 <gpu id="00000000:{bus}:00.0">
@@ -72,6 +80,7 @@ GPU_XML = """
     <remapped_row_pending>No</remapped_row_pending>
     <remapped_row_failure>No</remapped_row_failure>
   </remapped_rows>
+  <utilization><gpu_util>0 %</gpu_util><memory_util>0 %</memory_util></utilization>
   <fabric><state>N/A</state><status>N/A</status></fabric>
   <processes></processes>
 </gpu>"""
@@ -119,6 +128,63 @@ def topo(way: str, odd: Mapping[str, str] | None = None, *, gpus: int = GPUS) ->
     return "\n".join([*lines, "", "Legend:", "  X = Self", "  NV# = a bonded set of # NVLinks"])
 
 
+RAY_PID = "4242"
+UNITS: dict[str, dict[str, str]] = {
+    "ray.service": {
+        "MainPID": RAY_PID,
+        "User": "rayserve",
+        "LimitNOFILESoft": "1048576",
+        "LimitMEMLOCKSoft": "infinity",
+        "EnvironmentFiles": "/etc/rayserve/ray.env (ignore_errors=no)",
+    },
+    "nvidia-fabricmanager.service": {"MainPID": "900", "LimitNOFILESoft": "20000"},
+    "nvidia-persistenced.service": {"MainPID": "901", "LimitNOFILESoft": "1024"},
+}
+
+
+def systemctl(changes: Mapping[str, Mapping[str, str]]) -> str:
+    """`systemctl show` of the units of the base, changed by a case: a block for each."""
+    found = {"LoadState": "loaded", "ActiveState": "active", "UnitFileState": "enabled"}
+    blocks = (
+        {"Id": name, **found, **unit, **changes.get(name, {})} for name, unit in UNITS.items()
+    )
+    return "\n\n".join(
+        "\n".join(f"{key}={value}" for key, value in block.items()) for block in blocks
+    )
+
+
+def limits(nofile: str, memlock: str) -> str:
+    """/proc/PID/limits: soft and hard, the two lines that are looked at among others."""
+    rows = (
+        ("Limit", "Soft Limit", "Hard Limit", "Units"),
+        ("Max core file size", "0", "unlimited", "bytes"),
+        ("Max open files", nofile, "1048576", "files"),
+        ("Max locked memory", memlock, "unlimited", "bytes"),
+        ("Max nice priority", "0", "0", ""),
+    )
+    return "\n".join(f"{a:<26}{b:<21}{c:<21}{d:<10}" for a, b, c, d in rows) + "\n"
+
+
+FOLDER_ANSWER = {
+    "readable": True,
+    "empty": False,
+    "writable": True,
+    "read_only": False,
+    "free_bytes": 900 * GIB,
+    "size_bytes": 1000 * GIB,
+}
+"""Of the child that looks at a folder of the base."""
+PATHS: dict[str, Any] = {
+    "folder /var/lib/ray": FOLDER_ANSWER,
+    "folder /srv/models/m": FOLDER_ANSWER,
+    "folder /var/cache/kv": {**FOLDER_ANSWER, "empty": True},
+    "keys /etc/rayserve/api_keys": {"count": 2},
+    "token /etc/rayserve/ray_token": {"empty": False, "mode": 0o400},
+}
+MISSING = {"error": "No such file or directory", "missing": True}
+PROGRAMS = {PROBE: "cuda", FOLDER: "folder", KEYS: "keys", TOKEN: "token"}
+
+
 def base_files() -> dict[str, str]:
     """Files of the base, by path from the root."""
     files = {
@@ -135,6 +201,11 @@ def base_files() -> dict[str, str]:
         f"lib/modules/{KERNEL}/updates/dkms/nvidia.ko.zst": "",
         f"boot/vmlinuz-{KERNEL}": "",
         "etc/default/grub": "GRUB_DEFAULT=0\n",
+        "etc/rayserve/ray.env": "# as the role `ray` writes it\nRAY_AUTH_TOKEN_PATH=/etc/rayserve/ray_token\n"
+        "RAY_TMPDIR=/var/lib/ray\n",
+        "proc/self/cgroup": "0::/user.slice/user-0.slice/session-3.scope\n",
+        "proc/self/limits": limits("1024", "8388608"),
+        f"proc/{RAY_PID}/limits": limits("1048576", "unlimited"),
         f"usr/lib/x86_64-linux-gnu/libnvidia-ml.so.{DRIVER}": "",
         "tmp/.keep": "",
         "dev/shm/.keep": "",
@@ -154,7 +225,6 @@ def _pci(address: str, kind: str) -> dict[str, str]:
 PACKAGES = ("nvidia-open", "nvidia-fabricmanager", "libnvidia-compute-580", f"linux-image-{KERNEL}")
 BASE_COMMANDS: dict[str, str] = {
     "nv-fabricmanager --version": f"Fabric Manager version is : {DRIVER}\n",
-    "systemctl is-active nvidia-fabricmanager": "active\n",
     f"modinfo -F version -k {KERNEL} nvidia": f"{DRIVER}\n",
     "modinfo -F signer nvidia": "host Secure Boot Module Signature key\n",
     "dpkg-query -W -f ${db:Status-Abbrev} ${Package}\n": "".join(
@@ -201,6 +271,7 @@ class RecordedHost:
             **BASE_COMMANDS,
             "nvidia-smi -q -x": smi_xml(smi.get("changes", []), gpus=smi.get("gpus", GPUS)),
             "cuda": '{"code": 0, "devices": 8}\n',
+            "systemctl show": systemctl(case.get("units", {})),
             **case.get("commands", {}),
         }
         if "topo" in case:
@@ -214,7 +285,14 @@ class RecordedHost:
     def run(self, command: Sequence[str], timeout_s: float) -> Output:
         """What the command would have printed; `!…` in a case is how it ended."""
         name = " ".join(command)
-        text = self._commands.get("cuda" if "cuInit" in name else name)
+        if command[:2] == ["systemctl", "show"]:
+            name = "systemctl show"
+        program = next((what for code, what in PROGRAMS.items() if code in command), "")
+        if program == "cuda":
+            name = program
+        elif program:
+            return self._path(f"{program} {command[-3]}", command[-2], timeout_s)
+        text = self._commands.get(name)
         if text is None:
             return Output(ending=f"{command[0]} is not installed")
         if text.startswith("!"):
@@ -222,24 +300,31 @@ class RecordedHost:
             return Output(said, ending.format(timeout_s=timeout_s))
         return Output(text)
 
+    def _path(self, name: str, user: str, timeout_s: float) -> Output:
+        """What the child finds that looks at a path: the base's answer with what the case changes."""
+        assert user in ("", "rayserve")
+        change = self._case.get("paths", {}).get(name, {})
+        if isinstance(change, str):
+            return Output(ending=change.format(timeout_s=timeout_s))
+        return Output(json.dumps({**PATHS.get(name, MISSING), **change}) + "\n")
+
     def results(self) -> dict[str, CheckResult]:
         """All verdicts on it, by name."""
         case = self._case
         wanted = None if case.get("unplanned") else replace(WANTED, **case.get("wanted", {}))
         ports = tuple(Listener(*one) for one in case.get("listeners", []))
-        host = read_host_facts(wanted, root=self._root, run=self.run, listeners=lambda: ports)
-        host = replace(host, nofile=1048576, memlock_bytes=-1, shm_bytes=512 * GIB)
-        if host.ray_disk is not None:
-            host = replace(
-                host, ray_disk=replace(host.ray_disk, free_bytes=900 * GIB, size_bytes=GIB * 1000)
-            )
-        host = replace(host, **case.get("facts", {}))
-        if "ray_disk" in case and host.ray_disk is not None:
-            host = replace(host, ray_disk=replace(host.ray_disk, **case["ray_disk"]))
+        host = read_host_facts(
+            wanted,
+            root=self._root,
+            run=self.run,
+            listeners=lambda: ports,
+            asker=Asker(case.get("asker", "root"), case.get("environment", {})),
+        )
+        host = replace(host, **{"shm_bytes": 512 * GIB, **case.get("facts", {})})
         gpu = read_gpu_facts(root=self._root, run=self.run)
         fabric = read_fabric_facts(root=self._root, run=self.run)
         if "all_reduce" in case:
-            fabric = replace(fabric, bandwidth=BandwidthFact(GPUS, 2**30, **case["all_reduce"]))
+            fabric = measured(fabric, lambda: BandwidthFact(GPUS, 2**30, **case["all_reduce"]))
         found = [
             *check_host(host, wanted),
             *check_gpu(gpu, wanted, before_start=case.get("before_start", True)),

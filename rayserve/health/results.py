@@ -107,7 +107,10 @@ def render(results: Sequence[CheckResult]) -> str:
     counts = {status: sum(result.status is status for result in results) for status in Status}
     said = f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} warned"
     skipped = f", {counts[Status.SKIP]} skipped" if counts[Status.SKIP] else ""
-    return "\n".join([*lines, f"{len(results)} checks: {said}{skipped}"])
+    lines.append(f"{len(results)} checks: {said}{skipped}")
+    if worst(results) is Status.SKIP:
+        lines.append("nothing was judged: each check was skipped, so nothing is known of this host")
+    return "\n".join(lines)
 
 
 def metrics(results: Sequence[CheckResult], *, host: str, now_s: float) -> str:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from rayserve.documents import brief
 from rayserve.errors import HostError, PlanError
+from rayserve.keyfile import read_keys
 from rayserve.plan import LivePlan, NamedValue, Placement
 from rayserve.serve_config import HAPROXY_SWITCH, missing_environment
-from rayserve.serving.keys import read_keys
 
 logger = logging.getLogger("ray.serve")
 

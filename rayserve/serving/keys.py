@@ -9,26 +9,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
-import stat
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from rayserve.errors import HostError, Where
+from rayserve.errors import HostError
+from rayserve.keyfile import Signature, read_keys, signature
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
-MIN_KEY_CHARACTERS: Final = 16
-MAX_FILE_BYTES: Final = 1 << 20
 CHECK_INTERVAL_S: Final = 1.0
 WINDOW_S: Final = 60
-
-_Signature = tuple[int, int, int, int]
 
 
 class Account:
@@ -117,12 +112,12 @@ class KeyRing:
         if now - self._checked_at < CHECK_INTERVAL_S:
             return
         self._checked_at = now
-        signature: _Signature | None = None
+        found: Signature | None = None
         with suppress(OSError):  # a missing file has no signature; read_keys() says why
-            signature = _signature(Path(self.path).stat())
-        if signature == self._signature:
+            found = signature(Path(self.path).stat())
+        if found == self._signature:
             return
-        self._signature = signature
+        self._signature = found
         try:
             self._signature, digests = read_keys(self.path)
         except HostError as error:
@@ -132,92 +127,3 @@ class KeyRing:
         old = self._accounts
         self._accounts = {d: old.get(d) or Account(d.hex()[:8], self._clock) for d in digests}
         logger.info("API keys read again: %d keys", len(digests))
-
-
-def read_keys(path: str) -> tuple[_Signature | None, list[bytes]]:
-    """Signature of the file and SHA-256 digests of its keys: one a line, `#` starts a comment line.
-
-    Raises:
-        HostError: unreadable, open to others, no key, or a line that cannot be a key.
-    """
-    try:
-        status, content = _read_private(path)
-    except OSError as error:
-        raise HostError(
-            "a readable file of API keys",
-            found=error.strerror or type(error).__name__,
-            do="create it with mode 0600, owned by the user of the service",
-            where=Where(path),
-        ) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise HostError(
-            f"a file of API keys of at most {MAX_FILE_BYTES} bytes",
-            found="a larger one",
-            do="keep one key a line",
-            where=Where(path),
-        )
-    return _signature(status), _digests(path, content)
-
-
-def _signature(status: os.stat_result) -> _Signature:
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _read_private(path: str) -> tuple[os.stat_result, bytes]:
-    # The open file is checked, not the path, which could be another file by then; without
-    # O_NONBLOCK a named pipe would hang the replica.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        status = os.fstat(descriptor)
-        _check_private(path, status)
-        return status, os.read(descriptor, MAX_FILE_BYTES + 1)
-    finally:
-        os.close(descriptor)
-
-
-def _check_private(path: str, status: os.stat_result) -> None:
-    mode = stat.S_IMODE(status.st_mode)
-    if not stat.S_ISREG(status.st_mode):
-        found = "something that is not a regular file"
-    elif mode & 0o077:
-        found = f"mode {mode:04o}"
-    elif status.st_uid not in (0, os.geteuid()):
-        found = f"owner uid {status.st_uid}"
-    else:
-        return
-    raise HostError(
-        "a file of API keys that only the service can read",
-        found=found,
-        do="chmod 0600 it and chown it to the user of the service",
-        where=Where(path),
-    )
-
-
-def _digests(path: str, content: bytes) -> list[bytes]:
-    digests: dict[bytes, None] = {}
-    for number, raw in enumerate(content.split(b"\n"), start=1):
-        line = raw.strip()
-        if not line or line.startswith(b"#"):
-            continue
-        # The line is never quoted: it may be a key with a typing error.
-        if len(line) < MIN_KEY_CHARACTERS:
-            found = f"{len(line)} characters"
-        elif any(not 0x21 <= byte <= 0x7E for byte in line):
-            found = "a character that is not visible ASCII"
-        else:
-            digests[hashlib.sha256(line).digest()] = None
-            continue
-        raise HostError(
-            f"one API key a line, of at least {MIN_KEY_CHARACTERS} visible ASCII characters",
-            found=found,
-            do="make one with `openssl rand -hex 32`",
-            where=Where(path, line=number),
-        )
-    if not digests:
-        raise HostError(
-            "at least one API key",
-            found="none",
-            do="add one: `openssl rand -hex 32`",
-            where=Where(path),
-        )
-    return list(digests)

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from rayserve.errors import HostError
+from rayserve.keyfile import MAX_FILE_BYTES
 from rayserve.serving import keys
 from rayserve.serving.keys import Account, KeyRing
 from tests.unit.door_client import KEY, OTHER_KEY, Clock, key_file
@@ -56,7 +57,7 @@ def quoted(content):
         (KEY.encode() + b"\nkey with spaces in it\n", "a character that is not visible ASCII", 2),
         (b"\xff" * 20, "a character that is not visible ASCII", 1),
         (b"key\x00with-a-null-byte", "a character that is not visible ASCII", 1),
-        (b"k" * (keys.MAX_FILE_BYTES + 1), "a larger one", None),
+        (b"k" * (MAX_FILE_BYTES + 1), "a larger one", None),
     ],
 )
 def test_a_wrong_file_is_refused_without_being_quoted(content, found, line, tmp_path):

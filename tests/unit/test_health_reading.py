@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from rayserve.cli import main
 from rayserve.health import gate
 from rayserve.health.checks.fabric import BandwidthFact
 from rayserve.health.checks.kernel_log import SEVERITY, STATUS, STEPS, xids
+from rayserve.health.facts import run as run_module
 from rayserve.health.facts.gpu import parse_cuda
 from rayserve.health.facts.host import owner, parse_mdstat
 from rayserve.health.facts.pci import parse_acs
@@ -206,3 +208,19 @@ def test_the_second_textfile_takes_the_place_of_the_first(
 def test_an_interpreter_is_known_by_its_script(name, command, known_as):
     """Who holds a port is the script that a Python runs; every other process has a name of its own."""
     assert owner(name, command) == known_as
+
+
+def test_a_process_that_outlives_its_kill_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where even SIGKILL does not end a command in time, the answer comes all the same, without a warning."""
+    monkeypatch.setattr(run_module, "AFTER_KILL_S", 0.0)
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    began = time.monotonic()
+    answer = run([sys.executable, "-c", "import time; time.sleep(8)"], 0.2)
+    assert answer.ending == "no answer within 0.2 s"
+    assert time.monotonic() - began < 5
+    gc.collect()
+    monkeypatch.undo()
+    for process in run_module._left_behind:
+        process.kill()
+        process.wait()
+    assert run_module._left_behind

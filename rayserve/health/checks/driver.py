@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from rayserve.health.checks.host_facts import HostFacts
-from rayserve.health.checks.wanted import MIN_DRIVER
+from rayserve.health.checks.wanted import MIN_DRIVER, Wanted
 from rayserve.health.results import Check, CheckResult
 
 NO_GPU = "no NVIDIA GPU on the PCI bus"
 
 
-def check_driver_set(facts: HostFacts) -> list[CheckResult]:
+def check_driver_set(facts: HostFacts, wanted: Wanted | None = None) -> list[CheckResult]:
     """All verdicts on kernel and driver, in the order in which they are best repaired."""
-    checks = (check_nouveau, check_driver, check_fabric_manager, check_next_boot, check_holds)
-    return [check(facts) for check in checks]
+    checks = (check_fabric_manager, check_boot_units, check_next_boot, check_holds)
+    return [
+        check_nouveau(facts),
+        check_driver(facts, wanted),
+        *(check(facts) for check in checks),
+    ]
+
+
+def without_gpu(check: Check, wanted: Wanted | None) -> CheckResult:
+    """The verdict where no GPU is on the bus: a fault where the plan wants one here."""
+    if wanted is None or not wanted.gpus:
+        return check.skipped(NO_GPU)
+    do = "lspci -d 10de: ; correct node_pools in cluster.yml, or the inventory"
+    if wanted.without_gpus:
+        return check.warned(
+            f"none on the PCI bus, as is right for a host of pool `{wanted.without_gpus}`",
+            why="a host of the other pool would have lost its GPUs",
+            do=do,
+        )
+    return check.failed(
+        "none on the PCI bus",
+        why="the board is not seated, has no power, or this is another host than the plan's",
+        do=do,
+    )
 
 
 def check_nouveau(facts: HostFacts) -> CheckResult:
@@ -29,13 +51,13 @@ def check_nouveau(facts: HostFacts) -> CheckResult:
     )
 
 
-def check_driver(facts: HostFacts) -> CheckResult:
+def check_driver(facts: HostFacts, wanted: Wanted | None = None) -> CheckResult:
     """Is the driver loaded, new enough, and of one version in kernel and user space?"""
     check = Check(
         "driver", f"branch {MIN_DRIVER} or newer, the same in kernel and libraries", "driver"
     )
     if not facts.gpus:
-        return check.skipped(NO_GPU)
+        return without_gpu(check, wanted)
     loaded, library = facts.loaded_driver, facts.library
     if not loaded:
         return check.failed(
@@ -100,13 +122,35 @@ def check_fabric_manager(facts: HostFacts) -> CheckResult:
             why="it refuses any other version, to the last digit",
             do=f"install nvidia-fabricmanager {facts.loaded_driver}, and hold both",
         )
-    if facts.manager_state != "active":
+    unit = facts.unit("nvidia-fabricmanager")
+    if unit is None or unit.active != "active":
         return check.failed(
-            f"{facts.manager}, {facts.manager_state or 'state not known'}",
+            f"{facts.manager}, {unit.active if unit is not None else 'state not known'}",
             why="without it the switches carry nothing, and CUDA ends with error 802",
             do="systemctl enable --now nvidia-fabricmanager; then: journalctl -u nvidia-fabricmanager",
         )
     return check.passed(f"{facts.manager}, active")
+
+
+LEFT_OFF = ("disabled", "masked", "masked-runtime", "enabled-runtime", "linked", "linked-runtime")
+"""States of a unit's file in which it does not start at the next boot, unless another unit wants it."""
+
+
+def check_boot_units(facts: HostFacts) -> CheckResult:
+    """Do the units that run now start at the next boot?"""
+    check = Check("boot-units", "what runs now starts at boot", "driver")
+    if not facts.units:
+        return check.skipped("systemd did not answer, or has no unit of serving")
+    running = [one for one in facts.units if one.active in ("active", "activating", "reloading")]
+    off = [one for one in running if one.at_boot in LEFT_OFF]
+    if not off:
+        return check.passed(", ".join(one.name for one in running) or "none of them runs")
+    return check.warned(
+        ", ".join(f"{one.name} runs, and is {one.at_boot}" for one in off),
+        why="the next reboot leaves it off: without Fabric Manager CUDA ends with error 802, without "
+        "Ray the host does not serve",
+        do=f"systemctl enable {' '.join(one.name for one in off)} (masked: systemctl unmask first)",
+    )
 
 
 def check_next_boot(facts: HostFacts) -> CheckResult:
@@ -150,7 +194,16 @@ def check_next_boot(facts: HostFacts) -> CheckResult:
             why="the kernel refuses it at the next boot",
             do="enrol the key that signs it (mokutil), or use the distribution's signed modules",
         )
-    return check.passed(f"{chosen or facts.kernel} has {facts.kernels[-1].driver}")
+    installed = {one.release: one.driver for one in facts.kernels}
+    if chosen and chosen not in installed:
+        return check.warned(
+            f"GRUB starts {chosen}, which has no image and modules here",
+            why="after the next reboot this host stands at GRUB, or has no GPUs",
+            do="update-grub (grub2-mkconfig), or grub-set-default with a kernel that is installed",
+        )
+    if not chosen:
+        return check.passed("every kernel has one; which boots next is not known")
+    return check.passed(f"{chosen} boots next, with {installed[chosen]}")
 
 
 def check_holds(facts: HostFacts) -> CheckResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayserve.health.checks.driver import without_gpu
 from rayserve.health.checks.wanted import Wanted
 from rayserve.health.readings.nvidia_smi import Matrix
 from rayserve.health.results import Check, CheckResult
@@ -24,6 +25,8 @@ class BandwidthFact:
     """Median of one all-reduce; 0: it did not end well."""
     ending: str = ""
     """Why there is no figure: no answer in time, an error."""
+    unasked: str = ""
+    """Why nothing was measured: the GPUs are at work."""
 
     @property
     def bus_gb_s(self) -> float:
@@ -47,6 +50,8 @@ class FabricFacts:
     """Of each GPU that reports one."""
     bandwidth: BandwidthFact | None = None
     """None: not measured."""
+    busy: str = ""
+    """Who uses the GPUs now, or why that is not known; empty: they are idle."""
 
 
 def check_fabric(facts: FabricFacts, wanted: Wanted | None = None) -> list[CheckResult]:
@@ -84,6 +89,15 @@ def check_state(facts: FabricFacts) -> CheckResult:
 def check_topology(facts: FabricFacts, wanted: Wanted | None) -> CheckResult:
     """Does NVLink join every pair, with equally many links?"""
     check = Check("topology", "equally many NVLinks between all pairs", "fabric-slow")
+    if not facts.on_bus:
+        return without_gpu(check, wanted)
+    seen = min(facts.on_bus, len(facts.topology.cells) if facts.topology else facts.on_bus)
+    if wanted is not None and seen < wanted.gpus:
+        return check.failed(
+            f"{seen} GPUs, of {wanted.gpus}",
+            why="a GPU is lost, or this is another host than the plan's",
+            do="rayserve check gpu says more",
+        )
     if facts.on_bus < 2:
         return check.skipped(_alone(facts))
     if facts.topology is None:
@@ -100,6 +114,14 @@ def check_topology(facts: FabricFacts, wanted: Wanted | None) -> CheckResult:
             )
         return check.passed(f"no NVLink: {', '.join(kinds)}")
     if len(kinds) == 1:
+        few = _fewer_links(facts, wanted)
+        if few:
+            return check.failed(
+                f"{kinds[0]} between all {len(ways)} pairs: {few}",
+                why="an all-reduce is as much slower as links are missing",
+                do="nvidia-smi nvlink --status shows which are inactive; dmesg | grep -iE 'xid|sxid'; then "
+                "reset the GPUs, or reboot",
+            )
         return check.passed(f"{kinds[0]} between all {len(ways)} pairs")
     most = max(kinds, key=lambda kind: sum(way == kind for way in ways.values()))
     odd = [f"GPU {a}-{b} {way}" for (a, b), way in ways.items() if way != most]
@@ -109,6 +131,20 @@ def check_topology(facts: FabricFacts, wanted: Wanted | None) -> CheckResult:
         why="the slowest pair sets the pace of every all-reduce; a GPU may have lost its links",
         do="nvidia-smi nvlink --status; dmesg | grep -iE 'xid|sxid'; then reset the GPUs, or reboot",
     )
+
+
+def _fewer_links(facts: FabricFacts, wanted: Wanted | None) -> str:
+    """What is missing of the plan's NVLinks, where all pairs are alike; empty: nothing.
+
+    Behind switches a pair shows all links of a GPU; wired directly, its peers share them.
+    """
+    if wanted is None or not wanted.links or facts.topology is None:
+        return ""
+    way = next(iter(facts.topology.pairs()))[2]
+    between = int(way[2:]) if way[2:].isdigit() else 0
+    peers = len(facts.topology.cells) - 1
+    links = between * peers if between * peers <= wanted.links else between
+    return f"{links} links of each GPU, of {wanted.links}" if links < wanted.links else ""
 
 
 def check_peers(facts: FabricFacts, wanted: Wanted | None) -> CheckResult:
@@ -137,6 +173,8 @@ def check_bandwidth(fact: BandwidthFact | None, wanted: Wanted | None) -> CheckR
     check = Check("all-reduce", expected, "fabric-slow")
     if fact is None:
         return check.skipped("measured only when asked (--measure), with the GPUs idle")
+    if fact.unasked:
+        return check.skipped(f"not measured, the GPUs must be idle: {fact.unasked}")
     if fact.ending:
         return check.failed(
             fact.ending,

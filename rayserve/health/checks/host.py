@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 from rayserve.health.checks.driver import NO_GPU, check_driver_set
-from rayserve.health.checks.host_facts import Clock, HostFacts, Mount
+from rayserve.health.checks.host_facts import Clock, Folder, HostFacts
 from rayserve.health.checks.install import check_shm
+from rayserve.health.checks.limits import check_memlock, check_nofile
+from rayserve.health.checks.secrets import check_keys, check_token
 from rayserve.health.checks.wanted import Wanted
 from rayserve.health.results import Check, CheckResult
 from rayserve.units import GIB
 
-NOFILE = 65536
-"""A stream takes a few descriptors, HAProxy and Ray some each; the usual soft limit of 1024 breaks at a
-few hundred streams (vllm issue 7920)."""
 RAY_DISK_BYTES = 20 * GIB
 RAY_DISK_SHARE = 0.05
 """Ray refuses to spill where its disk is over 95 % full."""
@@ -25,15 +24,17 @@ time, and half a second is what a diagnosis bears."""
 def check_host(facts: HostFacts, wanted: Wanted | None = None) -> list[CheckResult]:
     """All verdicts on a host, in the order in which they are best repaired."""
     return [
-        *check_driver_set(facts),
+        *check_driver_set(facts, wanted),
         check_clock(facts.clock),
         check_shm(facts.shm_bytes),
-        check_nofile(facts.nofile),
+        check_nofile(facts),
         check_memlock(facts),
         check_ports(facts, wanted),
-        check_ray_disk(facts.ray_disk),
+        check_ray_disk(facts.ray_disk, facts.user),
         check_raid(facts.raid_degraded),
         check_mounts(facts, wanted),
+        check_keys(facts, wanted),
+        check_token(facts, wanted),
         check_swap(facts),
         check_iommu(facts),
     ]
@@ -57,37 +58,6 @@ def check_clock(clock: Clock | None) -> CheckResult:
             do="chronyc tracking; chronyc makestep before serving starts",
         )
     return check.passed("synchronized")
-
-
-def check_nofile(limit: int | None) -> CheckResult:
-    """May a process hold as many open files as streams need?"""
-    check = Check("nofile", f"at least {NOFILE} open files", "host-limits")
-    if limit is None:
-        return check.skipped("the limit could not be read")
-    if limit < 0 or limit >= NOFILE:
-        return check.passed("no limit" if limit < 0 else str(limit))
-    return check.warned(
-        str(limit),
-        why="each stream takes descriptors; beyond the limit the engine ends with `Too many open files`",
-        do=f"LimitNOFILE=1048576 in the units of Ray and Serve (a shell: ulimit -n {NOFILE})",
-    )
-
-
-def check_memlock(facts: HostFacts) -> CheckResult:
-    """May NCCL and the KV offload pin host memory?"""
-    check = Check("memlock", "no limit on locked memory", "host-limits")
-    if not facts.gpus:
-        return check.skipped(NO_GPU)
-    limit = facts.memlock_bytes
-    if limit is None:
-        return check.skipped("the limit could not be read")
-    if limit < 0:
-        return check.passed("no limit")
-    return check.warned(
-        f"{limit // 1024} KiB",
-        why="NCCL registers buffers for its network, and fails with `unhandled system error`",
-        do="LimitMEMLOCK=infinity in the units of Ray and Serve",
-    )
 
 
 OURS = re.compile(r"ray::|raylet|gcs_server|haproxy|python\S* \S*/ray/dashboard/dashboard\.py$")
@@ -118,32 +88,57 @@ def check_ports(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
     return check.passed(f"{ports} free")
 
 
-def check_ray_disk(mount: Mount | None) -> CheckResult:
+def check_ray_disk(folder: Folder | None, user: str) -> CheckResult:
     """Has the disk of Ray's sessions room for logs and spilled objects?"""
     least = f"{RAY_DISK_BYTES // GIB} GiB and {RAY_DISK_SHARE:.0%} free"
     check = Check("ray-disk", f"{least} where Ray keeps its sessions", "disks")
-    if mount is None:
-        return check.skipped("Ray's folder could not be read")
-    observed = (
-        f"{mount.free_bytes / GIB:.1f} of {mount.size_bytes / GIB:.1f} GiB free on {mount.point}"
-    )
-    if mount.read_only:
+    if folder is None:
+        return check.skipped("Ray's folder was not looked at")
+    if folder.missing:
+        return check.skipped(f"{folder.path} is not there yet")
+    if folder.unasked and not folder.silent:
+        return check.skipped(f"{folder.path}: {folder.unasked}")
+    if folder.error:
         return check.failed(
-            f"{mount.point} is read-only",
-            why="Ray cannot start; a disk fault often makes a file system so",
-            do=f"dmesg | grep -i error; then: mount -o remount,rw {mount.point}",
+            f"{folder.path}: {folder.error}{_of(folder)}",
+            why="Ray cannot start",
+            do=MEND_MOUNT.replace("PATH", folder.path),
         )
-    if mount.free_bytes < RAY_DISK_SHARE * mount.size_bytes:
+    observed = (
+        f"{folder.free_bytes / GIB:.1f} of {folder.size_bytes / GIB:.1f} GiB free on {folder.path}"
+    )
+    if folder.read_only:
+        return check.failed(
+            f"{folder.path} is read-only",
+            why="Ray cannot start; a disk fault often makes a file system so",
+            do=f"dmesg | grep -i error; then: mount -o remount,rw {folder.path}",
+        )
+    if not folder.writable:
+        return check.failed(
+            f"{folder.path} is not writable for {user}",
+            why="Ray cannot start: it makes the folder of its session there",
+            do=f"chown {user} {folder.path}, or name another folder (ray start --temp-dir)",
+        )
+    if folder.free_bytes < RAY_DISK_SHARE * folder.size_bytes:
         return check.failed(
             observed,
             why="Ray makes no object that it would have to spill: `is over 95% full`",
             do="make room, or put Ray's sessions on NVMe (ray start --temp-dir)",
         )
-    if mount.free_bytes < RAY_DISK_BYTES:
+    if folder.free_bytes < RAY_DISK_BYTES:
         return check.warned(
             observed, why="logs of days of serving fill it", do="make room, or use a larger disk"
         )
     return check.passed(observed)
+
+
+MEND_MOUNT = (
+    "findmnt -T PATH says what is mounted there; is its server up? Then: umount -f -l, mount again"
+)
+
+
+def _of(folder: Folder) -> str:
+    return f" ({folder.kind})" if folder.kind else ""
 
 
 def check_raid(degraded: tuple[str, ...] | None) -> CheckResult:
@@ -173,29 +168,54 @@ def _has_spare(degraded: str) -> bool:
 
 
 def check_mounts(facts: HostFacts, wanted: Wanted | None) -> CheckResult:
-    """Are the folders of the plan there and writable where they must be?"""
+    """Are the folders of the plan there, alive, and open to Ray's user as they must be?"""
     check = Check("mounts", "the folders of weights and caches mounted", "disks")
     if wanted is None:
         return check.skipped("no plan was given")
-    paths = [path for path in (wanted.model_path, wanted.offload_dir) if path]
-    there = {one.point for one in facts.mounts}
-    missing = [path for path in paths if path not in there]
-    if missing:
+    missing = [f"not there: {one.path}" for one in facts.folders if one.missing]
+    empty = [f"empty: {one.path}" for one in facts.folders if _is_bare(one, wanted)]
+    if missing or empty:
         return check.failed(
-            f"not there: {', '.join(missing)}",
+            ", ".join([*missing, *empty]),
             why="the engine finds no weights; a disk that did not mount at boot leaves an empty folder",
             do="mount it (findmnt --verify; journalctl -b -u '*.mount'), or copy the weights",
         )
-    locked = [
-        one.point for one in facts.mounts if one.read_only and one.point == wanted.offload_dir
-    ]
-    if locked:
+    broken = [one for one in facts.folders if one.error and (one.silent or not one.unasked)]
+    if broken:
         return check.failed(
-            f"read-only: {', '.join(locked)}",
-            why="KV blocks cannot be written there",
-            do=f"mount -o remount,rw {locked[0]}",
+            "; ".join(f"{one.path}: {one.error}{_of(one)}" for one in broken),
+            why="whatever reads there hangs or ends: the mount is dead, its disk too, or it is closed "
+            f"to {facts.user}",
+            do=MEND_MOUNT.replace("PATH", broken[0].path),
         )
-    return check.passed(", ".join(paths) or "none needed")
+    if found := _closed(facts, wanted):
+        return check.failed(found[0], why=found[1], do=found[2])
+    unknown = [one for one in facts.folders if one.unasked]
+    if unknown:
+        return check.skipped(f"{unknown[0].path}: {unknown[0].unasked}")
+    return check.passed(", ".join(one.path for one in facts.folders) or "none needed")
+
+
+def _is_bare(folder: Folder, wanted: Wanted) -> bool:
+    return folder.empty and folder.path == wanted.model_path
+
+
+def _closed(facts: HostFacts, wanted: Wanted) -> tuple[str, str, str] | None:
+    """What is observed, why and what to do where a folder is not open to Ray's user."""
+    asked = [one for one in facts.folders if not one.unasked]
+    unreadable = [one.path for one in asked if not one.readable]
+    if unreadable:
+        return (
+            f"not readable for {facts.user}: {', '.join(unreadable)}",
+            "the engine runs as this user",
+            f"namei -l {unreadable[0]}; chmod or chown what is closed on the way",
+        )
+    for one in asked:
+        if one.path == wanted.offload_dir and (one.read_only or not one.writable):
+            how = "read-only" if one.read_only else f"not writable for {facts.user}"
+            mend = "mount -o remount,rw" if one.read_only else f"chown {facts.user}"
+            return (f"{how}: {one.path}", "KV blocks cannot be written there", f"{mend} {one.path}")
+    return None
 
 
 def check_swap(facts: HostFacts) -> CheckResult:

@@ -26,14 +26,74 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    """A mounted file system."""
+class Folder:
+    """A folder, the file system that holds it, and what the user of Ray may do there."""
 
-    point: str
-    kind: str
-    read_only: bool
-    free_bytes: int
-    size_bytes: int
+    path: str
+    error: str = ""
+    """What the kernel said instead, such as `Stale file handle`."""
+    missing: bool = False
+    """Nothing is there."""
+    silent: bool = False
+    """Nothing was answered in time: a dead network mount, or a disk that hangs."""
+    unasked: str = ""
+    """Why the question could not be put; nothing is known then."""
+    kind: str = ""
+    """Of the file system, such as `nfs4`."""
+    empty: bool = False
+    read_only: bool = False
+    readable: bool = False
+    writable: bool = False
+    free_bytes: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Soft limits of a process; -1: none, None: not known."""
+
+    whose: str
+    nofile: int | None
+    memlock_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A systemd unit that is installed."""
+
+    name: str
+    active: str
+    """ActiveState, such as `active`."""
+    at_boot: str
+    """UnitFileState, such as `enabled`."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """The file of API keys, as the replica's own code reads it; no key is in here."""
+
+    path: str
+    count: int = 0
+    needed: str = ""
+    found: str = ""
+    do: str = ""
+    """All three: the replica's own refusal; empty: it takes the file."""
+    unasked: str = ""
+    """Why the question could not be put."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """The file of Ray's token; the token is not in here."""
+
+    path: str
+    """Empty: the token stands in the environment."""
+    error: str = ""
+    """Why Ray cannot read one from it."""
+    mode: int = 0
+    """Permissions of the file."""
+    unasked: str = ""
+    """Why the question could not be put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +106,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What was read of a host; None: it could not be read, and `unread` has the reason by field."""
+    """What was read of a host; None: it could not be read."""
 
     kernel: str
     switches: int
@@ -62,8 +122,8 @@ class HostFacts:
     """Version of the NVIDIA user-space library; empty: none is installed."""
     manager: str = ""
     """Version of Fabric Manager; empty: not installed."""
-    manager_state: str = ""
-    """Of its systemd unit, such as `active`; empty: not known."""
+    units: tuple[Unit, ...] = ()
+    """Those that are installed of the units that serving needs; empty: systemd did not answer."""
     nouveau: bool = False
     secure_boot: bool | None = None
     signed: bool | None = None
@@ -73,14 +133,20 @@ class HostFacts:
     held: tuple[str, ...] | None = None
     clock: Clock | None = None
     shm_bytes: int | None = None
-    nofile: int | None = None
-    """Soft limit; -1: none."""
-    memlock_bytes: int | None = None
-    """-1: no limit."""
+    limits: tuple[Limits, ...] = ()
+    """Of Ray as it runs and as it starts next, else of this process."""
     listeners: tuple[Listener, ...] | None = None
-    ray_disk: Mount | None = None
-    mounts: tuple[Mount, ...] = ()
-    """Those that hold the plan's folders."""
+    ray_disk: Folder | None = None
+    folders: tuple[Folder, ...] = ()
+    """Those that the plan names."""
+    starting: bool = False
+    """These are the checks of Ray's own unit, before it starts."""
+    user: str = ""
+    """In whose stead folders and secrets were asked for."""
+    keys: KeyFile | None = None
+    """None: no plan, or one without keys."""
+    token: TokenFile | None = None
+    """None: no plan, or one whose Ray asks for none."""
     raid_degraded: tuple[str, ...] | None = None
     """Arrays with a missing disk."""
     swap_bytes: int | None = None
@@ -92,3 +158,7 @@ class HostFacts:
     guest: bool | None = None
     """A virtual machine."""
     container: bool = False
+
+    def unit(self, name: str) -> Unit | None:
+        """The unit of this name, `.service` left out; None: not installed, or not known."""
+        return next((one for one in self.units if one.name == f"{name}.service"), None)

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 MIN_DRIVER = 580
 """Driver branch that CUDA 13 needs, with which the pinned torch and vLLM are built."""
 
+LINK_GB_S = {8.0: 50.0, 8.6: 28.125, 9.0: 50.0, 10.0: 100.0}
+"""One NVLink in both directions together, 10^9 bytes/s, by compute capability. By NVIDIA's white papers: 12
+links make the 600 of an A100, 18 the 900 of an H100, 4 the 112.5 of a GA102; 18 the 1800 of a B200."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -26,3 +30,16 @@ class Wanted:
     """Folder of the checkpoint; empty: from the hub."""
     offload_dir: str = ""
     """Folder of the KV cache's second tier."""
+    links: int = 0
+    """NVLinks of one GPU, where they join all GPUs of a host; 0: none, or not known."""
+    key_file: str = ""
+    """File of the API keys; empty: none."""
+    token: bool = False
+    """Ray asks for its token."""
+    host: str = ""
+    """Address that Serve binds."""
+    port: int = 0
+    route: str = ""
+    """Of the plan's revision."""
+    without_gpus: str = ""
+    """A node pool of the plan whose hosts have no GPU; empty: there is none."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Literal
 
 from rayserve.health.checks.fabric import BandwidthFact
+from rayserve.health.facts.as_user import python
 from rayserve.health.facts.run import run
 
 SIZE_BYTES = 2**30
@@ -62,7 +62,7 @@ def measure_all_reduce(
     measures the same among processes without GPUs: it shows that the measurement works, not a fabric.
     """
     numbers = (str(number) for number in (ranks, size_bytes, rounds))
-    answer = run([sys.executable, "-c", PROGRAM, *numbers, backend], budget_s)
+    answer = run([*python(PROGRAM), *numbers, backend], budget_s)
     if not answer.ok:
         last = answer.text.strip().splitlines()[-1:] or [""]
         said = f": {last[0][:160]}" if last[0] else ""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 
 from rayserve.health.checks.engine import EngineFacts
-from rayserve.plan import Plan
+from rayserve.health.checks.wanted import Wanted
 
 ANSWER_S = 2.0
 
 
-def read_engine_facts(plan: Plan) -> EngineFacts:
+def read_engine_facts(wanted: Wanted) -> EngineFacts:
     """Ask the revision's own route, at the address that Serve binds."""
-    host, port, route = plan.endpoint.host, plan.endpoint.port, f"/{plan.revision}"
-    host = "127.0.0.1" if host in ("", "0.0.0.0") else host
+    port, route = wanted.port, wanted.route
+    host = "127.0.0.1" if wanted.host in ("", "0.0.0.0") else wanted.host
     url = f"http://{host}:{port}{route}"
     health, ending = _status(host, port, f"{route}/health")
     if not health:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 from rayserve.health.checks.fabric import FabricFacts
-from rayserve.health.checks.gpu import CudaFact, GpuFacts
+from rayserve.health.checks.gpu import CudaFact, GpuFacts, at_work
+from rayserve.health.facts.as_user import python
 from rayserve.health.facts.pci import nvidia_devices
 from rayserve.health.facts.run import Output, Runner, run
 from rayserve.health.readings.kernel_log import Fault, faults
@@ -93,7 +93,7 @@ def read_smi(run: Runner) -> tuple[SmiReading | None, str]:
 
 def read_cuda(run: Runner) -> CudaFact | None:
     """cuInit in a child; None: there is no libcuda.so.1."""
-    answer = run([sys.executable, "-c", PROBE], CUDA_S)
+    answer = run(python(PROBE), CUDA_S)
     return parse_cuda(answer)
 
 
@@ -115,13 +115,14 @@ def read_fabric_facts(*, root: Path = Path("/"), run: Runner = run) -> FabricFac
         return FabricFacts(on_bus)
     smi, ending = read_smi(run)
     if smi is None and ending.startswith("no answer"):
-        return FabricFacts(on_bus)
+        return FabricFacts(on_bus, busy=at_work(smi))
     states = tuple(gpu.fabric_state for gpu in smi.gpus) if smi is not None else ()
     return FabricFacts(
         on_bus=on_bus,
         topology=_matrix(run, ["nvidia-smi", "topo", "-m"]),
         peers=_matrix(run, ["nvidia-smi", "topo", "-p2p", "n"]),
         fabric_states=states if any(states) else (),
+        busy=at_work(smi),
     )
 
 

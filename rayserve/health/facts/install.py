@@ -70,9 +70,11 @@ def read_distributions() -> dict[str, str]:
     """Version by distribution name (lower case, dashes) of everything installed here."""
     out: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # a half-removed distribution has no metadata
-            out.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
+        # To parse the whole of each, descriptions and all, takes four times as long.
+        text = next(filter(None, map(distribution.read_text, ("METADATA", "PKG-INFO", ""))), "")
+        head = dict(re.findall(r"^(Name|Version): *(\S+)", text.split("\n\n", 1)[0], re.MULTILINE))
+        if len(head) == 2:  # a half-removed distribution has no metadata
+            out.setdefault(re.sub(r"[-_.]+", "-", head["Name"]).lower(), head["Version"])
     return out
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 MOST_CHARACTERS = 8 * 2**20
 """Of a command's output; a kernel log has a megabyte."""
 AFTER_KILL_S = 1.0
+_left_behind: list[subprocess.Popen[bytes]] = []
+"""Processes that did not end with SIGKILL in time; kept, since Python warns of one that it forgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,10 @@ def run(
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(AFTER_KILL_S)
+        except subprocess.TimeoutExpired:
+            _left_behind.append(process)
         if process.stdout is not None:
             process.stdout.close()
         return Output(ending=f"no answer within {timeout_s:g} s")

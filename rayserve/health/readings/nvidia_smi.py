@@ -32,6 +32,8 @@ class GpuReading:
     uuid: str = ""
     memory_mib: int | None = None
     used_mib: int | None = None
+    utilization: int | None = None
+    """Percent of the last second in which a kernel ran."""
     mig: bool | None = None
     ecc: bool | None = None
     """ECC is on."""
@@ -99,6 +101,7 @@ def _gpu(index: int, node: ET.Element) -> GpuReading:
         uuid=_text(node, "uuid"),
         memory_mib=_number(node, "fb_memory_usage/total"),
         used_mib=_number(node, "fb_memory_usage/used"),
+        utilization=_number(node, "utilization/gpu_util"),
         mig=_enabled(node, "mig_mode/current_mig"),
         ecc=_enabled(node, "ecc_mode/current_ecc"),
         volatile_uncorrectable=_uncorrectable(ecc),
