@@ -1,0 +1,354 @@
+"""Which is the first cause of what the logs show, and not the last symptom?
+
+Lines go in, source by source (`read`); causes come out, best first (`verdict`):
+
+    a fault of the kernel within ten minutes of a failure of the software
+    a line that names its cause
+    what follows from causes that are elsewhere: timeouts, lost actors
+    a fault of the kernel at another time
+    a usual line after which nothing came
+    messages that only say that something failed
+
+Within these, what is told with little confidence comes last, and then the time decides. Where nothing is
+known, the first error that is no such message is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from rayserve.doctor.lines import YEAR_S, Line, read_line, shown, time_of
+from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
+
+NEAR_S: Final = 600.0
+"""A fault of the kernel explains failures of the software that are this near, before or after."""
+MOST_EVIDENCE: Final = 3
+"""Lines shown of a cause."""
+MOST_SHAPES: Final = 200_000
+"""Shapes of lines that are remembered, so that a repeated line is looked at once."""
+MOST_MINUTES: Final = 4096
+"""Minutes that are remembered of one failure."""
+YEAR_MINUTES: Final = YEAR_S // 60
+LOOK_BACK: Final = 200
+"""Lines in which the time of a line without one is looked for: a traceback is as long."""
+
+_DIGITS: Final = b"0123456789"
+_PROGRESS = tuple(
+    text.encode()
+    for text in (
+        "application startup complete", "uvicorn running on", "init engine (profile",
+        "avg generation throughput", '" 200', "is ready at", "starting vllm api server",
+        "starting vllm server", "starting serving", "replica initialized", "is healthy",
+    )
+)  # fmt: skip
+_WORKS = re.compile(
+    r"application startup complete|uvicorn running on|init engine \(profile|is ready at|is healthy|"
+    r"avg generation throughput: (?!0\.0 )[\d.]+|post /\S+ http/[\d.]+\" 200|"
+    r"starting vllm (api )?server|replica initialized"
+)
+"""The engine was seen to come up, or to answer."""
+_ALARMS = (b"error", b"exception", b"fatal", b"critical", b"panic", b"interrupt")
+_EXCEPTION = re.compile(
+    r"^(?:E +)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)(?::|$)", re.MULTILINE
+)
+_LEVEL_WITHIN: Final = 160
+_LOUD = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+")
+_QUIET = re.compile(r"\b(?:INFO|WARNING|WARN|DEBUG)\b")
+_ECHO = re.compile(
+    r"received request \S+.{0,40}prompt|\bmessages=\[|engine \(v[\w.+-]+\) with config|non-default args|"
+    r"\bnamespace\(|importing application .{1,80} with arguments"
+)
+"""Lines that repeat what users and operators wrote: requests and settings."""
+_GUESSES = re.compile(
+    r"(?:some )?(?:possible|potential|common|likely) (?:reasons?|(?:root )?causes?)\b|"
+    r"this (?:can|could|may|might|typically) (?:be (?:due to|caused by|because)|happens? (?:when|if))"
+)
+"""What follows in a line are guesses of the program, and names failures that were not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line of a log."""
+
+    file: str
+    line: int
+    """From 1."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What is wrong, as far as the logs tell."""
+
+    tag: str
+    title: str
+    confidence: str
+    """`high`, `medium` or `low`."""
+    evidence: tuple[Evidence, ...]
+    fix: str
+    runbook: str
+    count: int
+    """Lines that say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the logs tell."""
+
+    word: str
+    """`found`; `unknown`: something failed, and the cause is not known; `nothing`: no failure is seen."""
+    causes: tuple[Cause, ...]
+    """Best first."""
+    first_error: Evidence | None = None
+    """The first error that no signature explains, where the cause is not known."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """A log that is read."""
+
+    name: str
+    order: int
+    time_s: float | None = None
+    """Of the last line that was asked for its time."""
+    time_line: int = 0
+    worked: tuple[int, float | None] = (0, None)
+    """Where the engine was last seen to work."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was seen of one signature."""
+
+    signature: Signature
+    first: tuple[float, int, int]
+    """Time (infinite: not known), source and line."""
+    evidence: list[Evidence] = field(default_factory=list)
+    count: int = 0
+    minutes: set[int] = field(default_factory=set)
+    last: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    """Where it was seen last, a source."""
+
+
+class Diagnosis:
+    """Reads logs, one after another, and then tells what is wrong. Its memory is bounded."""
+
+    def __init__(self, known: Sequence[Signature] | None = None) -> None:
+        """`known`: the signatures to look for; None: all that the toolkit knows."""
+        self._known = tuple(known) if known is not None else signatures()
+        texts: dict[bytes, list[tuple[int, int]]] = {}
+        for number, signature in enumerate(self._known):
+            for at, pattern in enumerate(signature.patterns):
+                texts.setdefault(pattern.has, []).append((number, at))
+        self._texts = [(text, tuple(where)) for text, where in texts.items()]
+        self._shapes: dict[int, tuple[tuple[int, int], ...] | None] = {}
+        self._found: dict[int, _Found] = {}
+        self._sources: list[_Source] = []
+        self._exception: tuple[tuple[float, int, int], Evidence] | None = None
+        self._loud: tuple[tuple[float, int, int], Evidence] | None = None
+
+    def read(self, name: str, lines: Iterable[bytes]) -> None:
+        """Read one log; logs that were rotated come oldest first."""
+        source = _Source(name, len(self._sources))
+        self._sources.append(source)
+        shapes, recent = self._shapes, deque[bytes](maxlen=LOOK_BACK)
+        for number, (raw, following) in enumerate(_with_next(lines), 1):
+            shape = hash(raw.translate(None, _DIGITS))
+            if shape in shapes:
+                candidates = shapes[shape]
+            else:
+                if len(shapes) >= MOST_SHAPES:
+                    shapes.clear()
+                candidates = shapes[shape] = self._candidates(raw.lower())
+            if candidates is not None:
+                self._look(source, number, raw, following, candidates, recent)
+            recent.append(raw)
+
+    def _candidates(self, lowered: bytes) -> tuple[tuple[int, int], ...] | None:
+        """Patterns that a line of this shape may match, by signature; None: it cannot matter."""
+        if b"\x1b" in lowered:
+            lowered = re.sub(rb"\x1b\[[0-?]*[ -/]*[@-~]", b"", lowered)
+        found = [one for text, where in self._texts if text in lowered for one in where]
+        if found:
+            return tuple(sorted(found))
+        matters = any(text in lowered for text in _ALARMS + _PROGRESS)
+        return () if matters else None
+
+    def _look(
+        self,
+        source: _Source,
+        number: int,
+        raw: bytes,
+        following: bytes,
+        candidates: tuple[tuple[int, int], ...],
+        recent: deque[bytes],
+    ) -> None:
+        """Look at one line closely."""
+        line = read_line(raw)
+        lowered = line.text.lower()
+        if _ECHO.search(lowered):
+            return
+        if guesses := _GUESSES.search(lowered):
+            lowered = lowered[: guesses.start()]
+        if any(text in raw.lower() for text in _PROGRESS) and _WORKS.search(lowered):
+            source.worked = (number, _time(source, number, line, recent))
+        numbers = self._matching(lowered, following, candidates)
+        if not numbers and not _alarming(line):
+            return
+        time_s = _time(source, number, line, recent)
+        place = (float("inf") if time_s is None else time_s, source.order, number)
+        for one in numbers:
+            self._add(one, source, place, time_s, line)
+        if not numbers:
+            self._add_error(source, place, line)
+
+    def _matching(
+        self, lowered: str, following: bytes, candidates: tuple[tuple[int, int], ...]
+    ) -> list[int]:
+        """The signatures that a line matches, alone or with the next one, where a message was wrapped."""
+        out: list[int] = []
+        wrapped = ""
+        for number, at in candidates:
+            if out and out[-1] == number:
+                continue
+            pattern = self._known[number].patterns[at]
+            if pattern.matches(lowered):
+                out.append(number)
+            elif following:
+                wrapped = wrapped or f"{lowered} {read_line(following).message.lower()}"
+                if pattern.matches(wrapped):
+                    out.append(number)
+        return out
+
+    def _add(
+        self,
+        number: int,
+        source: _Source,
+        place: tuple[float, int, int],
+        time_s: float | None,
+        line: Line,
+    ) -> None:
+        found = self._found.get(number)
+        if found is None:
+            found = self._found[number] = _Found(self._known[number], place)
+        found.first = min(found.first, place)
+        found.count += 1
+        found.last[source.order] = (place[2], time_s)
+        if time_s is not None and len(found.minutes) < MOST_MINUTES:
+            found.minutes.add(int(time_s // 60))
+        if len(found.evidence) < MOST_EVIDENCE:
+            found.evidence.append(Evidence(source.name, place[2], shown(line.text)))
+
+    def _add_error(self, source: _Source, place: tuple[float, int, int], line: Line) -> None:
+        seen = (place, Evidence(source.name, place[2], shown(line.text)))
+        if _EXCEPTION.search(line.message):
+            self._exception = min(self._exception or seen, seen, key=lambda one: one[0])
+        else:
+            self._loud = min(self._loud or seen, seen, key=lambda one: one[0])
+
+    def verdict(self) -> Verdict:
+        """What all that was read tells."""
+        standing = [found for found in self._found.values() if not self._overcome(found)]
+        ranked = sorted(standing, key=lambda found: self._rank(found, standing))
+        named = [found for found in ranked if found.signature.kind is not Kind.WRAPPER]
+        error = self._exception or self._loud
+        first = error[1] if error else None
+        if named:
+            return Verdict("found", _causes(named))
+        if ranked:
+            return Verdict("unknown", _causes(ranked, first), first)
+        return Verdict("unknown" if self._exception else "nothing", (), first)
+
+    def _overcome(self, found: _Found) -> bool:
+        """Was the engine seen to work after everything that was said of this?"""
+        if not (found.signature.stalled or found.signature.kind is Kind.HINT):
+            return False
+        return all(self._worked_after(order, *last) for order, last in found.last.items())
+
+    def _worked_after(self, order: int, line: int, time_s: float | None) -> bool:
+        for source in self._sources:
+            worked_line, worked_s = source.worked
+            if not worked_line:
+                continue
+            if source.order == order and worked_line > line:
+                return True
+            if time_s is not None and worked_s is not None and worked_s > time_s:
+                return True
+        return False
+
+    def _rank(
+        self, found: _Found, standing: Sequence[_Found]
+    ) -> tuple[int, bool, tuple[float, int, int]]:
+        signature = found.signature
+        group = int(signature.kind)
+        if signature.kind is Kind.KERNEL and not _near(found, standing):
+            group = KERNEL_ELSEWHEN
+        return group, signature.sure == CONFIDENCES[-1], found.first
+
+
+def _with_next(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Each line with the one that follows it; the last with nothing."""
+    before: bytes | None = None
+    for line in lines:
+        if before is not None:
+            yield before, line
+        before = line
+    if before is not None:
+        yield before, b""
+
+
+def _alarming(line: Line) -> bool:
+    """Does a line tell of an error, as Python's exceptions or a log's level do?"""
+    if _EXCEPTION.search(line.message):
+        return not _QUIET.search(line.text, 0, _LEVEL_WITHIN)
+    loud = _LOUD.search(line.text, 0, _LEVEL_WITHIN)
+    return loud is not None and not _QUIET.search(line.text, 0, loud.start())
+
+
+def _time(source: _Source, number: int, line: Line, recent: Sequence[bytes]) -> float | None:
+    """When a line was written: it may say so itself, or a line shortly before it."""
+    if line.time_s is None:
+        back = min(number - source.time_line, len(recent))
+        for raw in reversed(list(recent)[len(recent) - back :] if back else ()):
+            before = time_of(raw[:400].decode("utf-8", "replace"))
+            if before is not None:
+                source.time_s = before
+                break
+    else:
+        source.time_s = line.time_s
+    source.time_line = number
+    return source.time_s
+
+
+def _near(fault: _Found, standing: Sequence[_Found]) -> bool:
+    """Is a fault of the kernel near in time to a failure of the software, as far as times are known?"""
+    others = [found for found in standing if found.signature.kind is not Kind.KERNEL]
+    minutes = set[int]().union(*(found.minutes for found in others))
+    if not fault.minutes or not minutes or any(not found.minutes for found in others):
+        return True
+    span = range(-int(NEAR_S // 60), int(NEAR_S // 60) + 1)
+    return any((one + apart) % YEAR_MINUTES in minutes for one in fault.minutes for apart in span)
+
+
+def _causes(ranked: Sequence[_Found], first: Evidence | None = None) -> tuple[Cause, ...]:
+    """The findings as causes; `first`: an error that is shown before the rest."""
+    out = []
+    for found in ranked:
+        evidence = [first, *found.evidence] if first and not out else found.evidence
+        signature = found.signature
+        out.append(
+            Cause(
+                tag=signature.tag,
+                title=signature.title,
+                confidence=signature.sure,
+                evidence=tuple(evidence[:MOST_EVIDENCE]),
+                fix=signature.fix,
+                runbook=signature.runbook,
+                count=found.count,
+            )
+        )
+    return tuple(out)
