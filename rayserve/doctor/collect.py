@@ -29,6 +29,8 @@ MOST_FILES: Final = 20_000
 """Of all folders and archives together."""
 MOST_BYTES: Final = 64 * 2**30
 """Of one log, unpacked: an archive may be made to unpack for ever."""
+MOST_WRAPPINGS: Final = 4
+"""Of a log: a compressed archive of compressed files has three."""
 _HEAD_BYTES: Final = 512
 _BUFFER_BYTES: Final = 256 * 1024
 _TAR_AT: Final = 257
@@ -86,17 +88,20 @@ class _Files:
     def take(self, name: str, file: IO[bytes] | Any) -> None:
         """Read a file that is open: text, compressed, or an archive."""
         try:
-            self._take(name, io.BufferedReader(file, _BUFFER_BYTES))
+            self._take(name, io.BufferedReader(file, _BUFFER_BYTES), MOST_WRAPPINGS)
         except _BROKEN as error:
             self._say(f"{name}: read up to where it is broken: {error}")
 
-    def _take(self, name: str, file: io.BufferedReader[Any]) -> None:
+    def _take(self, name: str, file: io.BufferedReader[Any], wrappings: int) -> None:
         head = _head(file)
         opener = next((opener for mark, opener in _OPENERS if head.startswith(mark)), None)
-        if opener is not None:
-            self._take(name, io.BufferedReader(opener(file), _BUFFER_BYTES))
-        elif head[_TAR_AT : _TAR_AT + 5] == b"ustar":
-            self._archive(name, file)
+        archive = head[_TAR_AT : _TAR_AT + 5] == b"ustar"
+        if (opener or archive) and not wrappings:
+            self._say(f"{name}: passed over, it is an archive in an archive in an archive")
+        elif opener is not None:
+            self._take(name, io.BufferedReader(opener(file), _BUFFER_BYTES), wrappings - 1)
+        elif archive:
+            self._archive(name, file, wrappings - 1)
         elif b"\x00" in head:
             self._say(f"{name}: passed over, it is no text")
         elif self.count >= MOST_FILES:
@@ -105,12 +110,12 @@ class _Files:
             self.count += 1
             self._read(name, _lines(name, file, self._say))
 
-    def _archive(self, name: str, file: io.BufferedReader[Any]) -> None:
+    def _archive(self, name: str, file: io.BufferedReader[Any], wrappings: int) -> None:
         with tarfile.open(fileobj=file, mode="r|") as archive:
             for member in archive:
                 inner = archive.extractfile(member) if member.isreg() else None
                 if inner is not None and member.size:
-                    self._take(f"{name}:{member.name}", io.BufferedReader(inner, _BUFFER_BYTES))  # type: ignore[arg-type]
+                    self._take(f"{name}:{member.name}", io.BufferedReader(inner), wrappings)
 
 
 def _head(file: io.BufferedReader[Any]) -> bytes:
@@ -160,20 +165,23 @@ def _found(path: str) -> Iterator[Path]:
 
 def _open(path: Path, files: _Files, say: Say, *, named: bool) -> None:
     """Read one file; one that was named must be readable."""
+    refused = ""
     try:
         kind = path.stat().st_mode
-        if stat.S_ISSOCK(kind) or stat.S_ISBLK(kind):
-            raise OSError(0, "it is a socket or a disk")
-        file = path.open("rb", buffering=0)
+        refused = "it is a socket or a disk" if stat.S_ISSOCK(kind) or stat.S_ISBLK(kind) else ""
+        if not refused:
+            with path.open("rb", buffering=0) as file:
+                files.take(str(path), file)
     except OSError as error:
-        if not named:
-            say(f"{path}: passed over: {error.strerror}")
-            return
-        raise InputError(
-            "a log that can be read",
-            found=error.strerror or str(error),
-            do="run as a user who may read it",
-            where=Where(str(path)),
-        ) from None
-    with file:
-        files.take(str(path), file)
+        refused = error.strerror or str(error)
+    if not refused:
+        return
+    if not named:
+        say(f"{path}: passed over: {refused}")
+        return
+    raise InputError(
+        "a log that can be read",
+        found=refused,
+        do="run as a user who may read it, and name a file or a pipe",
+        where=Where(str(path)),
+    )

@@ -37,26 +37,32 @@ LOOK_BACK: Final = 200
 """Lines in which the time of a line without one is looked for: a traceback is as long."""
 
 _DIGITS: Final = b"0123456789"
+_HEX: Final = b"0123456789abcdefABCDEF"
+"""What lines of one shape may differ in: counts, times, ids."""
 _PROGRESS = tuple(
     text.encode()
     for text in (
         "application startup complete", "uvicorn running on", "init engine (profile",
-        "avg generation throughput", '" 200', "is ready at", "starting vllm api server",
+        "avg generation throughput", "post /", "is ready at", "starting vllm api server",
         "starting vllm server", "starting serving", "replica initialized", "is healthy",
     )
 )  # fmt: skip
 _WORKS = re.compile(
-    r"application startup complete|uvicorn running on|init engine \(profile|is ready at|is healthy|"
-    r"avg generation throughput: (?!0\.0 )[\d.]+|post /\S+ http/[\d.]+\" 200|"
-    r"starting vllm (api )?server|replica initialized"
+    rb"application startup complete|uvicorn running on|init engine \(profile|is ready at|is healthy|"
+    rb"avg generation throughput: (?!0\.0 )[\d.]+|post /\S+ http/[\d.]+\" 200|"
+    rb"starting vllm (?:api )?server|replica initialized",
+    re.IGNORECASE,
 )
 """The engine was seen to come up, or to answer."""
 _ALARMS = (b"error", b"exception", b"fatal", b"critical", b"panic", b"interrupt")
 _EXCEPTION = re.compile(
-    r"^(?:E +)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)(?::|$)", re.MULTILINE
+    r"^(?:E +)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)(?:: (?!Traceback)|$)",
+    re.MULTILINE,
 )
 _LEVEL_WITHIN: Final = 160
-_LOUD = re.compile(r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+")
+_LOUD = re.compile(
+    r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"
+)
 _QUIET = re.compile(r"\b(?:INFO|WARNING|WARN|DEBUG)\b")
 _ECHO = re.compile(
     r"received request \S+.{0,40}prompt|\bmessages=\[|engine \(v[\w.+-]+\) with config|non-default args|"
@@ -107,6 +113,11 @@ class Verdict:
     """The first error that no signature explains, where the cause is not known."""
 
 
+_Shape = tuple[bool, tuple[tuple[int, int], ...] | None]
+"""Of lines that are alike: may they tell that the engine works; the patterns that they may match (signature and
+pattern, by number), None: they need no closer look."""
+
+
 @dataclass(slots=True)
 class _Source:
     """A log that is read."""
@@ -116,8 +127,10 @@ class _Source:
     time_s: float | None = None
     """Of the last line that was asked for its time."""
     time_line: int = 0
-    worked: tuple[int, float | None] = (0, None)
-    """Where the engine was last seen to work."""
+    worked_line: int = 0
+    """Where the engine was last seen to work; 0: nowhere."""
+    worked: bytes = b""
+    """That line."""
 
 
 @dataclass(slots=True)
@@ -140,12 +153,14 @@ class Diagnosis:
     def __init__(self, known: Sequence[Signature] | None = None) -> None:
         """`known`: the signatures to look for; None: all that the toolkit knows."""
         self._known = tuple(known) if known is not None else signatures()
-        texts: dict[bytes, list[tuple[int, int]]] = {}
+        texts: dict[str, list[tuple[int, int]]] = {}
         for number, signature in enumerate(self._known):
             for at, pattern in enumerate(signature.patterns):
                 texts.setdefault(pattern.has, []).append((number, at))
-        self._texts = [(text, tuple(where)) for text, where in texts.items()]
-        self._shapes: dict[int, tuple[tuple[int, int], ...] | None] = {}
+        self._texts = [
+            (text.encode().translate(None, _DIGITS), tuple(where)) for text, where in texts.items()
+        ]
+        self._shapes: dict[int, _Shape] = {}
         self._found: dict[int, _Found] = {}
         self._sources: list[_Source] = []
         self._exception: tuple[tuple[float, int, int], Evidence] | None = None
@@ -157,26 +172,29 @@ class Diagnosis:
         self._sources.append(source)
         shapes, recent = self._shapes, deque[bytes](maxlen=LOOK_BACK)
         for number, (raw, following) in enumerate(_with_next(lines), 1):
-            shape = hash(raw.translate(None, _DIGITS))
-            if shape in shapes:
-                candidates = shapes[shape]
-            else:
+            key = hash(raw.translate(None, _HEX))
+            shape = shapes.get(key)
+            if shape is None:
                 if len(shapes) >= MOST_SHAPES:
                     shapes.clear()
-                candidates = shapes[shape] = self._candidates(raw.lower())
+                shape = shapes[key] = self._shape(raw)
+            progress, candidates = shape
+            if progress and _WORKS.search(raw):
+                source.worked_line, source.worked = number, raw
             if candidates is not None:
                 self._look(source, number, raw, following, candidates, recent)
             recent.append(raw)
 
-    def _candidates(self, lowered: bytes) -> tuple[tuple[int, int], ...] | None:
-        """Patterns that a line of this shape may match, by signature; None: it cannot matter."""
+    def _shape(self, raw: bytes) -> _Shape:
+        """What lines of this shape may tell."""
+        lowered = raw.translate(None, _DIGITS).lower()
         if b"\x1b" in lowered:
-            lowered = re.sub(rb"\x1b\[[0-?]*[ -/]*[@-~]", b"", lowered)
+            lowered = re.sub(rb"\x1b\[[;?]*[a-z]", b"", lowered)
         found = [one for text, where in self._texts if text in lowered for one in where]
+        progress = any(text in lowered for text in _PROGRESS)
         if found:
-            return tuple(sorted(found))
-        matters = any(text in lowered for text in _ALARMS + _PROGRESS)
-        return () if matters else None
+            return progress, tuple(sorted(found))
+        return progress, () if any(text in lowered for text in _ALARMS) else None
 
     def _look(
         self,
@@ -194,8 +212,6 @@ class Diagnosis:
             return
         if guesses := _GUESSES.search(lowered):
             lowered = lowered[: guesses.start()]
-        if any(text in raw.lower() for text in _PROGRESS) and _WORKS.search(lowered):
-            source.worked = (number, _time(source, number, line, recent))
         numbers = self._matching(lowered, following, candidates)
         if not numbers and not _alarming(line):
             return
@@ -264,18 +280,20 @@ class Diagnosis:
         return Verdict("unknown" if self._exception else "nothing", (), first)
 
     def _overcome(self, found: _Found) -> bool:
-        """Was the engine seen to work after everything that was said of this?"""
+        """Was it said too seldom, or was the engine seen to work after everything that was said of it?"""
+        if found.count < found.signature.least:
+            return True
         if not (found.signature.stalled or found.signature.kind is Kind.HINT):
             return False
         return all(self._worked_after(order, *last) for order, last in found.last.items())
 
     def _worked_after(self, order: int, line: int, time_s: float | None) -> bool:
         for source in self._sources:
-            worked_line, worked_s = source.worked
-            if not worked_line:
+            if not source.worked_line:
                 continue
-            if source.order == order and worked_line > line:
+            if source.order == order and source.worked_line > line:
                 return True
+            worked_s = read_line(source.worked).time_s
             if time_s is not None and worked_s is not None and worked_s > time_s:
                 return True
         return False
@@ -336,7 +354,7 @@ def _near(fault: _Found, standing: Sequence[_Found]) -> bool:
 
 def _causes(ranked: Sequence[_Found], first: Evidence | None = None) -> tuple[Cause, ...]:
     """The findings as causes; `first`: an error that is shown before the rest."""
-    out = []
+    out: list[Cause] = []
     for found in ranked:
         evidence = [first, *found.evidence] if first and not out else found.evidence
         signature = found.signature

@@ -39,13 +39,15 @@ CONFIDENCES: Final = ("high", "medium", "low")
 class Pattern:
     """One wording, in lower case."""
 
-    has: bytes
+    has: str
     """A text that every line of this wording has."""
     regex: str = ""
     """What else must be there; empty: nothing."""
 
     def matches(self, lowered: str) -> bool:
-        """Is a line, in lower case, worded so? It is known to have the text `has`."""
+        """Is a line, in lower case, worded so?"""
+        if self.has not in lowered:
+            return False
         return not self.regex or _compiled(self.regex).search(lowered) is not None
 
 
@@ -63,6 +65,8 @@ class Signature:
     """Page under docs/runbooks, without its ending."""
     stalled: bool = False
     """It does not count where the engine is seen to work afterwards."""
+    least: int = 1
+    """So many lines must say so."""
     versions: str = ""
 
 
@@ -86,8 +90,8 @@ def _signature(row: dict[str, Any]) -> Signature:
 
 def _pattern(row: str | dict[str, str]) -> Pattern:
     if isinstance(row, str):
-        return Pattern(row.encode())
-    return Pattern(row["has"].encode(), row["regex"])
+        return Pattern(row)
+    return Pattern(row["has"], row["regex"])
 
 
 @functools.lru_cache(maxsize=1024)
