@@ -181,7 +181,7 @@ class Diagnosis:
             progress, candidates = shape
             if progress and _WORKS.search(raw):
                 source.worked_line, source.worked = number, raw
-            if candidates is not None:
+            if candidates is not None and (not candidates or self._may_match(raw, candidates)):
                 self._look(source, number, raw, following, candidates, recent)
             recent.append(raw)
 
@@ -195,6 +195,15 @@ class Diagnosis:
         if found:
             return progress, tuple(sorted(found))
         return progress, () if any(text in lowered for text in _ALARMS) else None
+
+    def _may_match(self, raw: bytes, candidates: tuple[tuple[int, int], ...]) -> bool:
+        """Has the line the text of a candidate with its numbers, or an alarm?"""
+        lowered = raw.lower()
+        if b"\x1b" in lowered or any(text in lowered for text in _ALARMS):
+            return True
+        return any(
+            self._known[number].patterns[at].has.encode() in lowered for number, at in candidates
+        )
 
     def _look(
         self,
@@ -268,8 +277,11 @@ class Diagnosis:
 
     def verdict(self) -> Verdict:
         """What all that was read tells."""
-        standing = [found for found in self._found.values() if not self._overcome(found)]
-        ranked = sorted(standing, key=lambda found: self._rank(found, standing))
+        seen = [one for one in self._found.values() if one.count >= one.signature.least]
+        failed = any(one.signature.kind is Kind.WRAPPER for one in seen)
+        # Where the engine came up afterwards, it is the cause of nothing; unless something failed after all.
+        standing = [one for one in seen if failed or not self._overcome(one)]
+        ranked = sorted(standing, key=lambda one: self._rank(one, standing))
         named = [found for found in ranked if found.signature.kind is not Kind.WRAPPER]
         error = self._exception or self._loud
         first = error[1] if error else None
@@ -280,9 +292,7 @@ class Diagnosis:
         return Verdict("unknown" if self._exception else "nothing", (), first)
 
     def _overcome(self, found: _Found) -> bool:
-        """Was it said too seldom, or was the engine seen to work after everything that was said of it?"""
-        if found.count < found.signature.least:
-            return True
+        """Was the engine seen to work after everything that was said of this?"""
         if not (found.signature.stalled or found.signature.kind is Kind.HINT):
             return False
         return all(self._worked_after(order, *last) for order, last in found.last.items())
@@ -305,6 +315,8 @@ class Diagnosis:
         group = int(signature.kind)
         if signature.kind is Kind.KERNEL and not _near(found, standing):
             group = KERNEL_ELSEWHEN
+        elif self._overcome(found):
+            group = int(Kind.HINT)
         return group, signature.sure == CONFIDENCES[-1], found.first
 
 
