@@ -87,10 +87,13 @@ class _Files:
 
     def take(self, name: str, file: IO[bytes] | Any) -> None:
         """Read a file that is open: text, compressed, or an archive."""
+        buffered = io.BufferedReader(file, _BUFFER_BYTES)
         try:
-            self._take(name, io.BufferedReader(file, _BUFFER_BYTES), MOST_WRAPPINGS)
+            self._take(name, buffered, MOST_WRAPPINGS)
         except _BROKEN as error:
             self._say(f"{name}: read up to where it is broken: {error}")
+        finally:
+            buffered.detach()  # whoever opened the file closes it
 
     def _take(self, name: str, file: io.BufferedReader[Any], wrappings: int) -> None:
         head = _head(file)

@@ -127,6 +127,13 @@ class _Source:
     time_s: float | None = None
     """Of the last line that was asked for its time."""
     time_line: int = 0
+    begun_s: float | None = None
+    """The first time that was seen: lines before it have no earlier one."""
+    exception: Evidence | None = None
+    """The first exception that no signature explains."""
+    loud: Evidence | None = None
+    """The first line of a level that tells of an error."""
+    error_s: dict[str, float | None] = field(default_factory=dict)
     worked_line: int = 0
     """Where the engine was last seen to work; 0: nowhere."""
     worked: bytes = b""
@@ -138,13 +145,13 @@ class _Found:
     """What was seen of one signature."""
 
     signature: Signature
-    first: tuple[float, int, int]
-    """Time (infinite: not known), source and line."""
+    first: dict[int, tuple[int, float | None]] = field(default_factory=dict)
+    """Where it was seen first, by source: line and time."""
     evidence: list[Evidence] = field(default_factory=list)
     count: int = 0
     minutes: set[int] = field(default_factory=set)
     last: dict[int, tuple[int, float | None]] = field(default_factory=dict)
-    """Where it was seen last, a source."""
+    """Where it was seen last, by source."""
 
 
 class Diagnosis:
@@ -163,8 +170,6 @@ class Diagnosis:
         self._shapes: dict[int, _Shape] = {}
         self._found: dict[int, _Found] = {}
         self._sources: list[_Source] = []
-        self._exception: tuple[tuple[float, int, int], Evidence] | None = None
-        self._loud: tuple[tuple[float, int, int], Evidence] | None = None
 
     def read(self, name: str, lines: Iterable[bytes]) -> None:
         """Read one log; logs that were rotated come oldest first."""
@@ -221,59 +226,47 @@ class Diagnosis:
             return
         if guesses := _GUESSES.search(lowered):
             lowered = lowered[: guesses.start()]
-        numbers = self._matching(lowered, following, candidates)
+        numbers = self._matching(lowered, (recent[-1] if recent else b"", following), candidates)
         if not numbers and not _alarming(line):
             return
         time_s = _time(source, number, line, recent)
-        place = (float("inf") if time_s is None else time_s, source.order, number)
         for one in numbers:
-            self._add(one, source, place, time_s, line)
+            self._add(one, source, number, time_s, line)
         if not numbers:
-            self._add_error(source, place, line)
+            _add_error(source, number, time_s, line)
 
     def _matching(
-        self, lowered: str, following: bytes, candidates: tuple[tuple[int, int], ...]
+        self, lowered: str, around: tuple[bytes, bytes], candidates: tuple[tuple[int, int], ...]
     ) -> list[int]:
-        """The signatures that a line matches, alone or with the next one, where a message was wrapped."""
+        """The signatures that a line matches: alone, or with a neighbour, where a message was wrapped."""
         out: list[int] = []
-        wrapped = ""
+        wrapped: tuple[str, ...] | None = None
         for number, at in candidates:
-            if out and out[-1] == number:
-                continue
             pattern = self._known[number].patterns[at]
+            if number in out or pattern.has not in lowered:
+                continue
             if pattern.matches(lowered):
                 out.append(number)
-            elif following:
-                wrapped = wrapped or f"{lowered} {read_line(following).message.lower()}"
-                if pattern.matches(wrapped):
-                    out.append(number)
+                continue
+            if wrapped is None:
+                before, after = (read_line(raw).message.lower() for raw in around)
+                message = read_line(lowered.encode()).message
+                wrapped = (f"{lowered} {after}", f"{before} {message}")
+            if any(map(pattern.matches, wrapped)):
+                out.append(number)
         return out
 
-    def _add(
-        self,
-        number: int,
-        source: _Source,
-        place: tuple[float, int, int],
-        time_s: float | None,
-        line: Line,
-    ) -> None:
+    def _add(self, number: int, source: _Source, at: int, time_s: float | None, line: Line) -> None:
         found = self._found.get(number)
         if found is None:
-            found = self._found[number] = _Found(self._known[number], place)
-        found.first = min(found.first, place)
+            found = self._found[number] = _Found(self._known[number])
         found.count += 1
-        found.last[source.order] = (place[2], time_s)
+        found.first.setdefault(source.order, (at, time_s))
+        found.last[source.order] = (at, time_s)
         if time_s is not None and len(found.minutes) < MOST_MINUTES:
             found.minutes.add(int(time_s // 60))
         if len(found.evidence) < MOST_EVIDENCE:
-            found.evidence.append(Evidence(source.name, place[2], shown(line.text)))
-
-    def _add_error(self, source: _Source, place: tuple[float, int, int], line: Line) -> None:
-        seen = (place, Evidence(source.name, place[2], shown(line.text)))
-        if _EXCEPTION.search(line.message):
-            self._exception = min(self._exception or seen, seen, key=lambda one: one[0])
-        else:
-            self._loud = min(self._loud or seen, seen, key=lambda one: one[0])
+            found.evidence.append(Evidence(source.name, at, shown(line.text)))
 
     def verdict(self) -> Verdict:
         """What all that was read tells."""
@@ -283,13 +276,29 @@ class Diagnosis:
         standing = [one for one in seen if failed or not self._overcome(one)]
         ranked = sorted(standing, key=lambda one: self._rank(one, standing))
         named = [found for found in ranked if found.signature.kind is not Kind.WRAPPER]
-        error = self._exception or self._loud
-        first = error[1] if error else None
+        first = self._first_error("exception") or self._first_error("loud")
         if named:
             return Verdict("found", _causes(named))
         if ranked:
             return Verdict("unknown", _causes(ranked, first), first)
-        return Verdict("unknown" if self._exception else "nothing", (), first)
+        return Verdict("unknown" if self._first_error("exception") else "nothing", (), first)
+
+    def _first_error(self, kind: str) -> Evidence | None:
+        """The first exception, or the first loud line, of all sources."""
+        errors: list[tuple[float, int, Evidence]] = []
+        for source in self._sources:
+            evidence = getattr(source, kind)
+            if evidence is not None:
+                errors.append(
+                    (self._when(source.order, source.error_s[kind]), source.order, evidence)
+                )
+        return min(errors, key=lambda one: one[:2])[2] if errors else None
+
+    def _when(self, order: int, time_s: float | None) -> float:
+        """A time to sort by; lines before the first time of a log have that, those of a log without any come last."""
+        if time_s is None:
+            time_s = self._sources[order].begun_s
+        return float("inf") if time_s is None else time_s
 
     def _overcome(self, found: _Found) -> bool:
         """Was the engine seen to work after everything that was said of this?"""
@@ -317,7 +326,11 @@ class Diagnosis:
             group = KERNEL_ELSEWHEN
         elif self._overcome(found):
             group = int(Kind.HINT)
-        return group, signature.sure == CONFIDENCES[-1], found.first
+        first = min(
+            (self._when(order, time_s), order, line)
+            for order, (line, time_s) in found.first.items()
+        )
+        return group, signature.sure == CONFIDENCES[-1], first
 
 
 def _with_next(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
@@ -329,6 +342,14 @@ def _with_next(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         before = line
     if before is not None:
         yield before, b""
+
+
+def _add_error(source: _Source, number: int, time_s: float | None, line: Line) -> None:
+    """Keep the first error of a source that no signature explains."""
+    kind = "exception" if _EXCEPTION.search(line.message) else "loud"
+    if getattr(source, kind) is None:
+        setattr(source, kind, Evidence(source.name, number, shown(line.text)))
+        source.error_s[kind] = time_s
 
 
 def _alarming(line: Line) -> bool:
@@ -351,6 +372,8 @@ def _time(source: _Source, number: int, line: Line, recent: Sequence[bytes]) -> 
     else:
         source.time_s = line.time_s
     source.time_line = number
+    if source.begun_s is None:
+        source.begun_s = source.time_s
     return source.time_s
 
 
