@@ -19,7 +19,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from rayserve.doctor.lines import LONGEST_LINE_BYTES
 from rayserve.errors import InputError, Where
@@ -85,7 +85,7 @@ class _Files:
         self._say = say
         self.count = 0
 
-    def take(self, name: str, file: IO[bytes] | Any) -> None:
+    def take(self, name: str, file: Any) -> None:
         """Read a file that is open: text, compressed, or an archive."""
         buffered = io.BufferedReader(file, _BUFFER_BYTES)
         try:

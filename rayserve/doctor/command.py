@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rayserve.doctor.diagnosis import Verdict
+    from rayserve.doctor.verdicts import Verdict
 
 
 @click.command()

@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rayserve.doctor.lines import YEAR_S, Line, read_line, shown, time_of
+from rayserve.doctor.lines import LONGEST_LINE_BYTES, YEAR_S, Line, read_line, shown, time_of
 from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
+from rayserve.doctor.verdicts import Cause, Evidence, Verdict
 
 NEAR_S: Final = 600.0
 """A fault of the kernel explains failures of the software that are this near, before or after."""
@@ -74,43 +75,6 @@ _GUESSES = re.compile(
     r"this (?:can|could|may|might|typically) (?:be (?:due to|caused by|because)|happens? (?:when|if))"
 )
 """What follows in a line are guesses of the program, and names failures that were not seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """A line of a log."""
-
-    file: str
-    line: int
-    """From 1."""
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """What is wrong, as far as the logs tell."""
-
-    tag: str
-    title: str
-    confidence: str
-    """`high`, `medium` or `low`."""
-    evidence: tuple[Evidence, ...]
-    fix: str
-    runbook: str
-    count: int
-    """Lines that say so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the logs tell."""
-
-    word: str
-    """`found`; `unknown`: something failed, and the cause is not known; `nothing`: no failure is seen."""
-    causes: tuple[Cause, ...]
-    """Best first."""
-    first_error: Evidence | None = None
-    """The first error that no signature explains, where the cause is not known."""
 
 
 _Shape = tuple[bool, tuple[tuple[int, int], ...] | None]
@@ -226,7 +190,9 @@ class Diagnosis:
             return
         if guesses := _GUESSES.search(lowered):
             lowered = lowered[: guesses.start()]
-        numbers = self._matching(lowered, (recent[-1] if recent else b"", following), candidates)
+        numbers = self._matching(
+            line, lowered, (recent[-1] if recent else b"", following), candidates
+        )
         if not numbers and not _alarming(line):
             return
         time_s = _time(source, number, line, recent)
@@ -236,7 +202,11 @@ class Diagnosis:
             _add_error(source, number, time_s, line)
 
     def _matching(
-        self, lowered: str, around: tuple[bytes, bytes], candidates: tuple[tuple[int, int], ...]
+        self,
+        line: Line,
+        lowered: str,
+        around: tuple[bytes, bytes],
+        candidates: tuple[tuple[int, int], ...],
     ) -> list[int]:
         """The signatures that a line matches: alone, or with a neighbour, where a message was wrapped."""
         out: list[int] = []
@@ -249,9 +219,7 @@ class Diagnosis:
                 out.append(number)
                 continue
             if wrapped is None:
-                before, after = (read_line(raw).message.lower() for raw in around)
-                message = read_line(lowered.encode()).message
-                wrapped = (f"{lowered} {after}", f"{before} {message}")
+                wrapped = _wrapped(line, *around)
             if any(map(pattern.matches, wrapped)):
                 out.append(number)
         return out
@@ -342,6 +310,18 @@ def _with_next(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         before = line
     if before is not None:
         yield before, b""
+
+
+def _wrapped(line: Line, before: bytes, after: bytes) -> tuple[str, ...]:
+    """A line with each of its neighbours that the same process wrote at the same time."""
+    out = []
+    for raw, first in ((before, True), (after, False)):
+        other = read_line(raw)
+        if raw and other.process == line.process and other.time_s in (None, line.time_s):
+            parts = (other, line) if first else (line, other)
+            joined = " ".join(one.message for one in parts).lower()[:LONGEST_LINE_BYTES]
+            out.append(_GUESSES.split(joined, 1)[0])
+    return tuple(out)
 
 
 def _add_error(source: _Source, number: int, time_s: float | None, line: Line) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from rayserve.doctor.diagnosis import Cause, Evidence, Verdict
+from rayserve.doctor.verdicts import Cause, Evidence, Verdict
 
 FORMAT: Final = 1
 """Of the JSON (docs/json.md)."""

@@ -23,9 +23,10 @@ from click.testing import CliRunner
 from benchmarks.doctor import filler, judge
 from rayserve.cli import main
 from rayserve.doctor import collect, diagnosis
-from rayserve.doctor.diagnosis import Diagnosis, Verdict
+from rayserve.doctor.diagnosis import Diagnosis
 from rayserve.doctor.lines import read_line, shown
 from rayserve.doctor.signatures import CONFIDENCES, signatures
+from rayserve.doctor.verdicts import Verdict
 from rayserve.health.checks.kernel_log import xids
 from tests.bad_specs import ROOT
 
