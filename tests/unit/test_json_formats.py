@@ -93,4 +93,4 @@ def test_page_names_the_keys_around_a_plan_and_of_an_error(monkeypatch):
 def test_formats_have_a_number():
     """The forms that this page describes are version 1."""
     assert (cli.FORMAT, FORMAT) == (1, 1)
-    assert PAGE.count("| `format` | 1 |") == 3
+    assert PAGE.count("| `format` | 1 |") == 4
