@@ -70,6 +70,8 @@ _ECHO = re.compile(
     r"\bnamespace\(|importing application .{1,80} with arguments"
 )
 """Lines that repeat what users and operators wrote: requests and settings."""
+_CONTINUES = re.compile(r"[a-z0-9('\"`]")
+"""How the second line of a message begins that was wrapped."""
 _GUESSES = re.compile(
     r"(?:some )?(?:possible|potential|common|likely) (?:reasons?|(?:root )?causes?)\b|"
     r"this (?:can|could|may|might|typically) (?:be (?:due to|caused by|because)|happens? (?:when|if))"
@@ -319,6 +321,8 @@ def _wrapped(line: Line, before: bytes, after: bytes) -> tuple[str, ...]:
         other = read_line(raw)
         if raw and other.process == line.process and other.time_s in (None, line.time_s):
             parts = (other, line) if first else (line, other)
+            if not _CONTINUES.match(parts[1].message):
+                continue
             joined = " ".join(one.message for one in parts).lower()[:LONGEST_LINE_BYTES]
             out.append(_GUESSES.split(joined, 1)[0])
     return tuple(out)

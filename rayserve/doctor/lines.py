@@ -48,7 +48,7 @@ _PREFIXES = re.compile(
       | \d\d-\d\d\ [\d:.,]+\s
       | \d{4}[-/]\d\d[-/]\d\d[ T][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\s
       | \S{1,60}\.(?:py|cc|cpp|h):\d+\]?:?\s
-      | (?:-+|>+|\|)\s
+      | (?:-+|>+|\||NVRM:)\s
     )""",
     re.VERBOSE,
 )
