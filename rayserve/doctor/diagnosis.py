@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rayserve.doctor.lines import LONGEST_LINE_BYTES, YEAR_S, Line, read_line, shown, time_of
+from rayserve.doctor.lines import YEAR_S, Line, read_line, shown, time_of
 from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
 from rayserve.doctor.verdicts import Cause, Evidence, Verdict
 
@@ -34,6 +34,8 @@ MOST_SHAPES: Final = 200_000
 MOST_MINUTES: Final = 4096
 """Minutes that are remembered of one failure."""
 YEAR_MINUTES: Final = YEAR_S // 60
+MOST_COMPARED: Final = 4096
+"""Characters at either end of a line that are compared with expressions."""
 LOOK_BACK: Final = 200
 """Lines in which the time of a line without one is looked for: a traceback is as long."""
 
@@ -187,7 +189,7 @@ class Diagnosis:
     ) -> None:
         """Look at one line closely."""
         line = read_line(raw)
-        lowered = line.text.lower()
+        lowered = _ends(line.text.lower())
         if _ECHO.search(lowered):
             return
         if guesses := _GUESSES.search(lowered):
@@ -323,9 +325,18 @@ def _wrapped(line: Line, before: bytes, after: bytes) -> tuple[str, ...]:
             parts = (other, line) if first else (line, other)
             if not _CONTINUES.match(parts[1].message):
                 continue
-            joined = " ".join(one.message for one in parts).lower()[:LONGEST_LINE_BYTES]
+            joined = _ends(" ".join(one.message for one in parts).lower())
             out.append(_GUESSES.split(joined, 1)[0])
     return tuple(out)
+
+
+def _ends(text: str) -> str:
+    """Both ends of a long text: expressions are compared with these, since some take the square of its length."""
+    return (
+        text
+        if len(text) <= 2 * MOST_COMPARED
+        else f"{text[:MOST_COMPARED]} {text[-MOST_COMPARED:]}"
+    )
 
 
 def _add_error(source: _Source, number: int, time_s: float | None, line: Line) -> None:
