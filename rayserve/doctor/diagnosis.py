@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rayserve.doctor.lines import YEAR_S, Line, read_line, shown, time_of
+from rayserve.doctor.lines import YEAR_S, Line, alarm_of, read_line, shown, time_of
 from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
 from rayserve.doctor.verdicts import Cause, Evidence, Verdict
 
@@ -58,15 +58,6 @@ _WORKS = re.compile(
 )
 """The engine was seen to come up, or to answer."""
 _ALARMS = (b"error", b"exception", b"fatal", b"critical", b"panic", b"interrupt")
-_EXCEPTION = re.compile(
-    r"^(?:E +)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)(?:: (?!Traceback)|$)",
-    re.MULTILINE,
-)
-_LEVEL_WITHIN: Final = 160
-_LOUD = re.compile(
-    r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"
-)
-_QUIET = re.compile(r"\b(?:INFO|WARNING|WARN|DEBUG)\b")
 _ECHO = re.compile(
     r"received request \S+.{0,40}prompt|\bmessages=\[|engine \(v[\w.+-]+\) with config|non-default args|"
     r"\bnamespace\(|importing application .{1,80} with arguments"
@@ -197,13 +188,15 @@ class Diagnosis:
         numbers = self._matching(
             line, lowered, (recent[-1] if recent else b"", following), candidates
         )
-        if not numbers and not _alarming(line):
+        alarm = "" if numbers else alarm_of(line)
+        if not numbers and not alarm:
             return
         time_s = _time(source, number, line, recent)
         for one in numbers:
             self._add(one, source, number, time_s, line)
-        if not numbers:
-            _add_error(source, number, time_s, line)
+        if alarm and getattr(source, alarm) is None:
+            setattr(source, alarm, Evidence(source.name, number, shown(line.text)))
+            source.error_s[alarm] = time_s
 
     def _matching(
         self,
@@ -337,22 +330,6 @@ def _ends(text: str) -> str:
         if len(text) <= 2 * MOST_COMPARED
         else f"{text[:MOST_COMPARED]} {text[-MOST_COMPARED:]}"
     )
-
-
-def _add_error(source: _Source, number: int, time_s: float | None, line: Line) -> None:
-    """Keep the first error of a source that no signature explains."""
-    kind = "exception" if _EXCEPTION.search(line.message) else "loud"
-    if getattr(source, kind) is None:
-        setattr(source, kind, Evidence(source.name, number, shown(line.text)))
-        source.error_s[kind] = time_s
-
-
-def _alarming(line: Line) -> bool:
-    """Does a line tell of an error, as Python's exceptions or a log's level do?"""
-    if _EXCEPTION.search(line.message):
-        return not _QUIET.search(line.text, 0, _LEVEL_WITHIN)
-    loud = _LOUD.search(line.text, 0, _LEVEL_WITHIN)
-    return loud is not None and not _QUIET.search(line.text, 0, loud.start())
 
 
 def _time(source: _Source, number: int, line: Line, recent: Sequence[bytes]) -> float | None:

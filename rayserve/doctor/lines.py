@@ -17,7 +17,10 @@ LONGEST_LINE_BYTES: Final = 32 * 1024
 YEAR_S: Final = 366 * 86400
 """Times wrap here: they have no year."""
 
-_COLOURS = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_COLOURS = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|"
+    r"(?:#033|\^\[|\\(?:u001b|x1b|033|e))\[[\d;]*m"  # as syslog, terminals and JSON write the escape
+)
 _MONTHS = {
     name: number
     for number, name in enumerate(
@@ -53,6 +56,15 @@ _PREFIXES = re.compile(
     re.VERBOSE,
 )
 _JSON_TEXTS = ("message", "msg", "log", "MESSAGE", "exc_text", "event")
+_EXCEPTION = re.compile(
+    r"^(?:E +)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)(?:: (?!Traceback)|$)",
+    re.MULTILINE,
+)
+_LEVEL_WITHIN: Final = 160
+_LOUD = re.compile(
+    r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"
+)
+_QUIET = re.compile(r"\b(?:INFO|WARNING|WARN|DEBUG)\b")
 _SECRETS = re.compile(
     r"(hf_[A-Za-z0-9]{6}|sk-[A-Za-z0-9]{4}|[Bb]earer\s+\S{4}|(?:token|api.?key|password)[\"']?[=:]\s*[\"']?\w{4})[^\s\"',)]+",
     re.IGNORECASE,
@@ -86,7 +98,7 @@ class Line:
 def read_line(raw: bytes) -> Line:
     """What a line says; bytes that are no UTF-8 are replaced."""
     text = raw[:LONGEST_LINE_BYTES].decode("utf-8", "replace").rstrip("\r\n")
-    if "\x1b" in text:
+    if "\x1b" in text or "[0m" in text or "m(" in text:
         text = _COLOURS.sub("", text)
     time_s = time_of(text)
     if text.lstrip().startswith("{"):
@@ -107,6 +119,14 @@ def time_of(text: str) -> float | None:
             days = _DAYS_BEFORE[month] + day - 1
             return days * 86400.0 + hour * 3600 + minute * 60 + second
     return None
+
+
+def alarm_of(line: Line) -> str:
+    """Does a line tell of an error: `exception`, as Python does, `loud`, by its level; empty: it does not."""
+    if _EXCEPTION.search(line.message):
+        return "" if _QUIET.search(line.text, 0, _LEVEL_WITHIN) else "exception"
+    loud = _LOUD.search(line.text, 0, _LEVEL_WITHIN)
+    return "loud" if loud and not _QUIET.search(line.text, 0, loud.start()) else ""
 
 
 def shown(text: str) -> str:

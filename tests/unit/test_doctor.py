@@ -234,6 +234,13 @@ def test_a_message_that_was_wrapped_is_found():
     assert tags(log) == ["tp-divisibility"]
 
 
+def test_colours_that_a_log_has_escaped_are_taken_out():
+    """What syslog, a terminal or JSON makes of colours does not hide who wrote a line."""
+    for escape in ("\x1b", "#033", "^[", "\\u001b"):
+        line = read_line(f"{escape}[33m(raylet){escape}[0m Local disk is full".encode())
+        assert (line.process, line.message) == ("raylet", "Local disk is full")
+
+
 def test_a_line_that_is_a_json_object_is_read():
     """The message, level and time of a JSON line count; what is no JSON is a line."""
     record = {
