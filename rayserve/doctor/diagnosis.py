@@ -206,20 +206,16 @@ class Diagnosis:
         candidates: tuple[tuple[int, int], ...],
     ) -> list[int]:
         """The signatures that a line matches: alone, or with a neighbour, where a message was wrapped."""
-        out: list[int] = []
-        wrapped: tuple[str, ...] | None = None
-        for number, at in candidates:
-            pattern = self._known[number].patterns[at]
-            if number in out or pattern.has not in lowered:
-                continue
-            if pattern.matches(lowered):
-                out.append(number)
-                continue
-            if wrapped is None:
-                wrapped = _wrapped(line, *around)
-            if any(map(pattern.matches, wrapped)):
-                out.append(number)
-        return out
+        near = [
+            (number, self._known[number].patterns[at])
+            for number, at in candidates
+            if self._known[number].patterns[at].has in lowered
+        ]
+        found = {number for number, pattern in near if pattern.matches(lowered)}
+        if near and not found:
+            wrapped = _wrapped(line, *around)
+            found = {number for number, pattern in near if any(map(pattern.matches, wrapped))}
+        return sorted(found)
 
     def _add(self, number: int, source: _Source, at: int, time_s: float | None, line: Line) -> None:
         found = self._found.get(number)

@@ -29,12 +29,10 @@ _MONTHS = {
 }
 _DAYS_BEFORE = (0, 0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)
 """Days of a leap year before each month, by its number."""
-_CLOCK = r"[ T](\d\d):(\d\d):(\d\d)"
-_TIMES = (
-    re.compile(rf"\b\d{{4}}[-/](\d\d)[-/](\d\d){_CLOCK}"),  # ISO 8601; Ray, Serve, Docker
-    re.compile(rf"(?<![\d-])(\d\d)-(\d\d){_CLOCK}"),  # vLLM
-    re.compile(rf"\b([A-Z][a-z]{{2}}) +(\d{{1,2}}){_CLOCK}"),  # syslog, journald, dmesg -T
+_TIME = re.compile(
+    r"(?:\b([A-Z][a-z]{2}) +|(?<![\d-])(?:\d{4}[-/])?(\d\d)[-/])(\d{1,2})[ T](\d\d):(\d\d):(\d\d)"
 )
+"""ISO 8601 as Ray, Serve and Docker write it, vLLM's own without a year, and that of syslog and journald."""
 _TIME_WITHIN: Final = 200
 """Characters at the beginning of a line in which its time stands."""
 _PROCESS = re.compile(
@@ -109,16 +107,15 @@ def read_line(raw: bytes) -> Line:
 
 def time_of(text: str) -> float | None:
     """The time that stands at the beginning of a line, in seconds since New Year of a leap year."""
-    for form in _TIMES:
-        match = form.search(text, 0, _TIME_WITHIN)
-        if match is None:
-            continue
-        month = int(match[1]) if match[1].isdigit() else _MONTHS.get(match[1].lower(), 0)
-        day, hour, minute, second = (int(part) for part in match.groups()[1:])
-        if 1 <= month <= 12 and 1 <= day <= 31:
-            days = _DAYS_BEFORE[month] + day - 1
-            return days * 86400.0 + hour * 3600 + minute * 60 + second
-    return None
+    match = _TIME.search(text, 0, _TIME_WITHIN)
+    if match is None:
+        return None
+    name, month_text, day, hour, minute, second = match.groups()
+    month = _MONTHS.get(name.lower(), 0) if name else int(month_text)
+    if not (1 <= month <= 12 and 1 <= int(day) <= 31):
+        return None
+    days = _DAYS_BEFORE[month] + int(day) - 1
+    return days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + int(second)
 
 
 def alarm_of(line: Line) -> str:
