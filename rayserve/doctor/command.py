@@ -26,10 +26,10 @@ def doctor(paths: tuple[str, ...], *, as_json: bool) -> None:
     from rayserve.doctor.report import as_dict, render
     from rayserve.errors import InputError, UsageError
 
-    if not paths and sys.stdin.isatty():
+    if (not paths or STDIN in paths) and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError(
             "logs to read",
-            found="no path, and a terminal on standard input",
+            found="nothing on standard input but a terminal",
             do="name files or folders, or pipe a log into it: journalctl -b | rayserve doctor",
         )
     diagnosis = Diagnosis()

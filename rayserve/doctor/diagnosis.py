@@ -144,7 +144,7 @@ class Diagnosis:
                 shape = shapes[key] = self._shape(raw)
             progress, candidates = shape
             if progress and _WORKS.search(raw):
-                source.worked_line, source.worked = number, raw
+                source.worked_line, source.worked = number, raw[:MOST_COMPARED]
             if candidates is not None and (not candidates or self._may_match(raw, candidates)):
                 self._look(source, number, raw, following, candidates, recent)
             recent.append(raw)
