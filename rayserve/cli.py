@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from rayserve import __version__
+from rayserve.doctor.command import doctor
 from rayserve.entry import FORMAT, Commands
 from rayserve.errors import InputError, UsageError
 from rayserve.ports import RAY
@@ -39,6 +40,9 @@ def main() -> None:
     Exit codes: 0 done, 1 failed, 2 input is wrong, 3 does not fit, 4 this machine is not ready,
     5 did not start, 141 the reader of a pipe went away.
     """
+
+
+main.add_command(doctor)
 
 
 @main.command()

@@ -119,4 +119,4 @@ def test_a_deployment_and_a_verdict_about_arguments_have_their_format(monkeypatc
 def test_formats_have_a_number():
     """The forms that this page describes are version 1."""
     assert (cli.FORMAT, FORMAT) == (1, 1)
-    assert PAGE.count("| `format` | 1 |") == 3
+    assert PAGE.count("| `format` | 1 |") == 4
