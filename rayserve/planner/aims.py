@@ -71,6 +71,11 @@ def choose_step(scene: Scene, seqs: int, length: int) -> Chosen:
     if tokens < gpu.step_tokens:
         own += f" ({gpu.step_tokens}), halved for slo.ttft_ms"
     reason = f"{own}: answers pause {spread(pause)} while such a step reads a prompt"
+    if scene.spec.aim == "throughput":
+        prompt, _ = expected(scene.spec, length)
+        count = -(-prompt // tokens)
+        steps = "one step" if count == 1 else f"{count} steps"
+        reason = f"throughput first: {own}; an expected prompt of {prompt:,} tokens takes {steps}"
     return at_least(Chosen(tokens, reason), seqs)
 
 

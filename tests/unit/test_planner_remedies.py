@@ -322,3 +322,13 @@ def test_a_share_that_nobody_wrote_is_no_wish_of_the_spec():
     ]
     assert reasons[0].startswith("vLLM's own default")
     assert reasons[1] == ""
+
+
+@pytest.mark.parametrize("prompt, steps", [(1024, "takes one step"), (5000, "takes 3 steps")])
+def test_a_step_for_throughput_has_a_reason_of_its_own(prompt, steps):
+    """It tells how many steps the expected prompt takes, not how long answers pause."""
+    add = f"  aim: throughput\n  workload: {{prompt_tokens: {prompt}, output_tokens: 100}}\n"
+    made = plan(SMALL, "A100-80GB-SXM", 8, add=add)
+    step = next(one for one in made.replica.engine_args if one.name == "max_num_batched_tokens")
+    assert step.reason.startswith("throughput first: ")
+    assert step.reason.endswith(steps)
