@@ -32,8 +32,8 @@ FOUR_BITS, EIGHT_BITS = 5, 9
 """Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
 GROUP_SIZE = 128
 """Weights that share a scale in most published checkpoints of 4 bits."""
-HOST_GPUS = 8
-"""GPUs of the largest hosts that are common."""
+HOST_GPUS = (2, 4, 8)
+"""GPUs that hosts are commonly built with."""
 MOST_HOSTS = 16
 """Assumption: whoever has not found room in so many hosts takes a smaller model."""
 MEASURE = "where only a measurement tells"
@@ -242,7 +242,7 @@ def _bits(fit: Fit) -> tuple[int, ...]:
 def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut) -> Iterator[_Way]:
     """With more GPUs of the same kind: on one host, as far as hosts are built, and on more hosts."""
     pool = serving_pool(spec)
-    larger = [(1, gpus) for gpus in range(pool.gpus_per_host + 1, HOST_GPUS + 1)]
+    larger = [(1, gpus) for gpus in HOST_GPUS if gpus > pool.gpus_per_host]
     more = [(hosts, pool.gpus_per_host) for hosts in range(pool.hosts + 1, MOST_HOSTS + 1)]
     least = fit.weights(cut) * cut.tensor * cut.pipeline / 2
     seen = {cut, *_pool_cuts(spec, fit)}
