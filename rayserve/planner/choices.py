@@ -50,7 +50,7 @@ def choices(
         one = "one stage holds it; more would add a hop to each token, and no speed"
         many = f"as few stages as hold the weights and one request: {cut.pipeline}"
         if cut.tensor < max(sizes, default=0) and spec.parallelism.tensor == "auto":
-            many = f"{cut.tensor * cut.pipeline} GPUs hold the weights so, and fewer do not"
+            many = f"{cut.tensor * cut.pipeline} GPUs hold the weights so; more ranks in fewer stages do not"
         reason = one if cut.pipeline == 1 else many
         found.append(NamedValue(name="parallelism.pipeline", value=cut.pipeline, reason=reason))
     if not spec.kv_offload.cpu_gib:
