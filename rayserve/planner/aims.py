@@ -6,7 +6,8 @@ throughput: as many as the cache holds, as far as the promised time a token allo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
@@ -70,6 +71,11 @@ def choose_step(scene: Scene, seqs: int, length: int) -> Chosen:
     if tokens < gpu.step_tokens:
         own += f" ({gpu.step_tokens}), halved for slo.ttft_ms"
     reason = f"{own}: answers pause {spread(pause)} while such a step reads a prompt"
+    if scene.spec.aim == "throughput":
+        prompt, _ = expected(scene.spec, length)
+        count = -(-prompt // tokens)
+        steps = "one step" if count == 1 else f"{count} steps"
+        reason = f"throughput first: {own}; an expected prompt of {prompt:,} tokens takes {steps}"
     return at_least(Chosen(tokens, reason), seqs)
 
 
@@ -112,15 +118,34 @@ def unknown_speed(spec: ClusterSpec, most: int) -> Chosen:
 
 
 def within_cache(scene: Scene, seqs: Chosen, limits: EngineLimits) -> Chosen:
-    """No more sequences than the KV cache holds at the expected lengths, where the planner chose."""
+    """No more sequences than the KV cache holds at the expected lengths, where the planner chose.
+
+    Fewer sequences leave a larger cache, so their number is that which the cache beside them holds.
+    """
     if scene.spec.limits.max_num_seqs != "auto":
         return seqs
     tokens = sum(expected(scene.spec, limits.length))
-    _, held, _ = scene.fit.concurrency(scene.cut, limits, tokens)
-    if held >= seqs.value:
+
+    def held(count: int) -> bool:
+        one = replace(limits, seqs=count)
+        return scene.fit.concurrency(scene.cut, one, tokens)[1] >= count
+
+    few = largest(held, 1, seqs.value) or 1
+    if few == seqs.value:
         return seqs
-    few = max(1, int(held))
-    return Chosen(few, f"as many as the KV cache holds at {tokens:,} tokens each")
+    return Chosen(few, f"as many as the KV cache beside them holds at {tokens:,} tokens each")
+
+
+def largest(works: Callable[[int], bool], least: int, most: int) -> int:
+    """The largest number of a range that works, where a smaller one works too; 0: not even `least`."""
+    if not works(least):
+        return 0
+    if works(most):
+        return most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if works(middle) else (least, middle)
+    return least
 
 
 def _ladder(most: int) -> list[int]:

@@ -19,6 +19,11 @@ NO_MEDIA = "no-media.invalid"
 FINE_GRAPHS = (
     "latency first: a graph for each step of up to 32 tokens, none padded; more to record at start"
 )
+OWN_DEFAULT = "vLLM's own default"
+"""How a reason begins where neither spec nor planner chose."""
+USUAL_SHARE = (
+    f"{OWN_DEFAULT}; the rest stays for CUDA's context and what graphs take beyond their estimate"
+)
 FP8_KV_CAPABILITY = 8.9
 """Below this, vLLM's default attention keeps no fp8 KV cache; FlashInfer does."""
 
@@ -58,7 +63,9 @@ def engine_args(
     args.chosen("max_num_seqs", sizing.max_num_seqs)
     args.chosen("max_num_batched_tokens", sizing.max_num_batched_tokens)
     if gpu is not None:
-        args.add("gpu_memory_utilization", spec.limits.gpu_memory_utilization)
+        written = "gpu_memory_utilization" in spec.limits.model_fields_set
+        share = spec.limits.gpu_memory_utilization
+        args.add("gpu_memory_utilization", share, "" if written else USUAL_SHARE)
     if sizing.kv_cache_bytes.value:
         args.chosen("kv_cache_memory_bytes", sizing.kv_cache_bytes)
     args.add("enable_chunked_prefill", spec.scheduling.chunked_prefill)

@@ -33,7 +33,8 @@ from rayserve.planner.memory.budget import (
     requested_bytes,
 )
 from rayserve.planner.memory.calibration import Measured
-from rayserve.planner.memory.estimate import Estimate, Setup, estimate, stage_bytes
+from rayserve.planner.memory.estimate import Estimate, Setup, estimate, fullest_bytes, stage_bytes
+from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, version_facts
@@ -104,11 +105,12 @@ class Fit:
         return pinned_bytes(self.spec)
 
     def weights(self, cut: Cut) -> int:
-        """Weights of the model, its adapters and its draft model, on the fullest rank."""
+        """Weights on the GPU of model, adapters and draft model, on the fullest rank."""
         if self.architecture is None:
             model = memory.weights_range(self.profile, cut, self.checkpoint_bytes).expected
         else:
-            model = max(self._weights(cut))
+            setup = self._setup(cut, EngineLimits(1, 1, 1))
+            model = fullest_bytes(self.architecture, setup, self._weights(cut))
         return model + self._lora(cut) + memory.draft_bytes(self.profile, cut)
 
     def token_bytes(self, cut: Cut) -> int:
@@ -161,20 +163,19 @@ class Fit:
             return self._bounded(cut, limits).verdict
         return self._exact(cut, limits).verdict
 
-    def longest(self, cut: Cut, limits: EngineLimits) -> int:
-        """The longest request that could fit, in tokens; 0: none."""
-        if self.architecture is None:
-            kv = self._bounded(cut, limits).budget.kv.high
-            return max(0, kv) // self.token_bytes(cut)
-        return self._exact(cut, limits).highest.estimated_max_model_len
+    def sure(self, cut: Cut, limits: EngineLimits) -> bool:
+        """Whether vLLM starts even where every term has its worst value, and every term is known."""
+        return self._verdict(cut, limits).starts is True and not uncounted(
+            self.spec, self.architecture
+        )
 
     def concurrency(
         self, cut: Cut, limits: EngineLimits, tokens: int
     ) -> tuple[float, float, float]:
         """Sequences of so many tokens that the KV cache holds at once: low, expected, high."""
         if self.architecture is None:
-            held = self._simple(cut, limits).kv_tokens / tokens
-            return held, held, held
+            kv, size = self._bounded(cut, limits).budget.kv, self.token_bytes(cut) * tokens
+            return max(0, kv.low) / size, max(0, kv.expected) / size, max(0, kv.high) / size
         found = self._exact(cut, limits)
         low, middle, high = (
             max_concurrency(found.layout, capacity.num_blocks, found.settings, tokens)
@@ -317,6 +318,7 @@ class Fit:
             hybrid_manager=not spec.engine_args.get("disable_hybrid_kv_cache_manager"),
             blocks_override=_whole(spec.engine_args.get("num_gpu_blocks_override"), 0),
             block_size=_whole(spec.engine_args.get("block_size"), BLOCK_TOKENS),
+            offload=read_offload(spec.engine_args),
             draft=guess is not None and guess.method == "mtp",
             extra_caches=tuple(self._draft_caches(cut)),
             starts=self.starts,

@@ -7,7 +7,7 @@ stage stays on one host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
@@ -28,7 +28,7 @@ def choose_cut(
     holds: Callable[[Cut], bool],
     sizes: Sequence[int] = (),
 ) -> Cut:
-    """Ranks and stages; `auto` is a whole host, and as few hosts as hold the weights.
+    """Ranks and stages; `auto` is the first of `cuts` that holds the weights.
 
     `sizes`: those of tensor parallelism that the model's tensors can be cut into, where known.
 
@@ -36,15 +36,41 @@ def choose_cut(
         SpecError: the model cannot be cut so, or a stage does not fit on a host.
     """
     wanted = spec.parallelism
-    tensor = wanted.tensor if wanted.tensor != "auto" else max(sizes or _sizes(pool, profile))
-    _check_tensor(spec, pool, profile, tensor)
+    able = sizes or sizes_by_heads(profile, pool.gpus_per_host)
+    able = able if wanted.tensor == "auto" else (wanted.tensor,)
+    _check_tensor(spec, pool, profile, max(able))
     if wanted.pipeline != "auto":
-        cut = Cut(tensor, wanted.pipeline)
+        cut = Cut(max(able), wanted.pipeline)
     else:
-        cuts = [Cut(tensor, stages) for stages in range(1, min(pool.hosts, profile.layers) + 1)]
-        cut = next((cut for cut in cuts if holds(cut)), cuts[0])
+        tried = list(cuts(pool.hosts, pool.gpus_per_host, able, profile.layers))
+        cut = next((cut for cut in tried if holds(cut)), tried[0])
     _check_pipeline(spec, pool, profile, cut)
     return cut
+
+
+def cuts(hosts: int, gpus: int, sizes: Sequence[int], layers: int) -> Iterator[Cut]:
+    """Ways to cut a replica over hosts of so many GPUs, the fastest first.
+
+    On one host before several, more ranks before more stages: a stage adds a hop and no speed. Fewer
+    ranks come only where they reach GPUs that more ranks leave idle. `sizes` of tensor parallelism.
+    """
+    ranked = sorted(sizes, reverse=True)
+    reached = 0
+    for tensor in ranked:
+        stages = gpus // tensor
+        for count in range(1, min(stages, layers) + 1):
+            if tensor * count > reached:
+                yield Cut(tensor, count)
+        reached = max(reached, tensor * stages)
+    reached = 0
+    for tensor in ranked:
+        stages = gpus // tensor
+        if gpus % tensor:
+            continue  # a stage would be split
+        for count in range(stages + 1, min(hosts * stages, layers) + 1):
+            if tensor * count > reached:
+                yield Cut(tensor, count)
+        reached = max(reached, tensor * stages * hosts)
 
 
 def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
@@ -82,7 +108,7 @@ def gangs(pool: NodePool, cut: Cut) -> int:
     return pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
 
 
-def _sizes(pool: NodePool, profile: ModelProfile) -> tuple[int, ...]:
+def sizes_by_heads(profile: ModelProfile, gpus: int) -> tuple[int, ...]:
     """Sizes of tensor parallelism on a host by heads and vocabulary alone, ascending."""
     shape = CutShape(
         layers=profile.layers,
@@ -93,7 +119,7 @@ def _sizes(pool: NodePool, profile: ModelProfile) -> tuple[int, ...]:
         head_dim=profile.head_dim,
         latent=profile.latent_dim > 0,
     )
-    return tensor_sizes([shape], pool.gpus_per_host)
+    return tensor_sizes([shape], gpus)
 
 
 def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tensor: int) -> None:
@@ -105,7 +131,7 @@ def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tens
             do=f"write tensor: {pool.gpus_per_host}, and `pipeline` for more hosts",
             where=where,
         )
-    works = _sizes(pool, profile)
+    works = sizes_by_heads(profile, pool.gpus_per_host)
     if tensor not in works:
         raise SpecError(
             f"tensor that divides {profile.heads} heads, {profile.kv_heads} KV heads and a padded "

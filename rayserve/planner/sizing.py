@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from rayserve.documents import Loc
-from rayserve.errors import DoesNotFitError, SpecError
+from rayserve.errors import SpecError
 from rayserve.plan import MemoryEstimate
 from rayserve.planner.aims import (
     SEQS,
@@ -16,14 +15,17 @@ from rayserve.planner.aims import (
     at_least,
     choose_seqs,
     choose_step,
+    largest,
     unknown_speed,
     within_cache,
 )
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
+from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.remedies import does_not_fit, reach
 from rayserve.planner.timing import Timing, spread
 from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
@@ -32,8 +34,6 @@ from rayserve.units import GIB
 LEAST_LEN = 2048
 FULL_SEQS = 8
 HIDDEN_MS = 0.1
-LEAST_BITS, TWO_BYTES = 5, 9
-"""Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
 CPU_KV_STEP = 64 * 2**20
 SIMPLE = (
     "Memory: the planner does not know this architecture. The sum of the weights is the checkpoint's "
@@ -45,6 +45,10 @@ HYBRID = (
 TIGHT = (
     "Tight: the estimate leaves {tokens} tokens of KV cache for a max_model_len of {length}; vLLM "
     "may refuse to start."
+)
+OFFLOADED = (
+    "engine_args.cpu_offload_gb leaves about {size:g} GiB of each GPU's weights in host memory: every step "
+    "reads them over PCIe, which takes {price:,.0f} ms and stands in no latency of this plan."
 )
 CPU_ONLY = "CPU engine: no GPU memory to prove. It serves the same API, slowly."
 
@@ -79,7 +83,10 @@ def longest(spec: ClusterSpec, profile: ModelProfile) -> int:
 
 def holds(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> bool:
     """Whether vLLM may be expected to start with this cut at the least limits of the spec."""
-    return fit is None or fit.expects(cut, _least(spec, profile, fit.gpu))
+    try:
+        return fit is None or fit.expects(cut, _least(spec, profile, fit.gpu))
+    except SpecError:  # vLLM does not make this cut; where no other holds, `size` says why
+        return False
 
 
 def _least(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu) -> EngineLimits:
@@ -120,10 +127,11 @@ def size(
     if fit is None:
         return _size_cpu(spec, profile, cut)
     least = _least(spec, profile, fit.gpu)
-    if not fit.holds(cut, least):
-        raise _does_not_fit(spec, fit, cut, least)
     scene = Scene(spec, fit, timing, cut)
-    seqs = _held_seqs(scene, choose_seqs(scene, least.step_tokens, most), least)
+    seqs = choose_seqs(scene, least.step_tokens, most)
+    if not fit.holds(cut, least):
+        raise does_not_fit(spec, fit, cut, least, seqs.value)
+    seqs = _held_seqs(scene, seqs, least)
     step = choose_step(scene, seqs.value, most)
     usual = max(least.length, min(most, sum(expected(spec, most))))
     seqs = within_cache(scene, seqs, EngineLimits(step.value, seqs.value, usual))
@@ -133,9 +141,10 @@ def size(
 
     length = _length(scene, most, at)
     seqs = within_cache(scene, seqs, at(length.value))
+    seqs = _sure_seqs(scene, seqs, at(length.value))
     chosen = at(length.value)
     if not fit.holds(cut, chosen):
-        raise _does_not_fit(spec, fit, cut, chosen)
+        raise does_not_fit(spec, fit, cut, chosen)
     estimate = fit.estimate(cut, chosen)
     return Sizing(
         max_model_len=length,
@@ -151,23 +160,44 @@ def size(
 
 def _shortened(fit: Fit, cut: Cut, whole: EngineLimits, length: int) -> str:
     """That a request may be shorter than the model allows, and how long a person may make it."""
-    longest_one = min(whole.length, fit.longest(cut, whole))
+    found = reach(fit, cut, whole)
     note = f"max_model_len is {length:,} of the model's {whole.length:,} tokens"
-    if longest_one <= length:
+    if found.best <= length:
         return f"{note}: no longer request fits."
+    if found.sure <= length:
+        longer = f"up to {found.best:,} at the very best, and no longer one is sure to fit"
+    elif found.sure < found.best:
+        longer = f"{found.sure:,} for sure, and up to {found.best:,} at the very best"
+    else:
+        longer = f"up to {found.best:,}"
     return (
-        f"{note}, which leaves room for several such requests; one alone could have up to "
-        f"{longest_one:,}: write limits.max_model_len to allow it."
+        f"{note}, which leaves room for several such requests; one alone could have {longer}: write "
+        "limits.max_model_len to allow it."
     )
 
 
 def _held_seqs(scene: Scene, seqs: Chosen, least: EngineLimits) -> Chosen:
     """Fewer sequences where the room that many take to compute leaves no cache at all."""
-    few = seqs.value
-    while few > least.seqs and not scene.fit.holds(scene.cut, replace(least, seqs=few)):
-        few //= 2
-    few = max(few, least.seqs)
+
+    def held(count: int) -> bool:
+        return scene.fit.holds(scene.cut, replace(least, seqs=count))
+
+    few = max(least.seqs, largest(held, least.seqs, seqs.value))
     return seqs if few == seqs.value else Chosen(few, "more would leave no room for a KV cache")
+
+
+def _sure_seqs(scene: Scene, seqs: Chosen, limits: EngineLimits) -> Chosen:
+    """Fewer sequences where more leave it to chance whether one of full length fits."""
+    if scene.spec.limits.max_num_seqs != "auto":
+        return seqs
+
+    def sure(count: int) -> bool:
+        return scene.fit.sure(scene.cut, replace(limits, seqs=count))
+
+    few = largest(sure, 1, seqs.value)
+    if few in (0, seqs.value):
+        return seqs
+    return Chosen(few, f"with more it is not sure that a request of {limits.length:,} tokens fits")
 
 
 def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
@@ -196,7 +226,7 @@ def judged(
         sizing.max_num_batched_tokens.value, sizing.max_num_seqs.value, sizing.max_model_len.value
     )
     if not measured.holds(cut, limits):
-        raise _does_not_fit(spec, measured, cut, limits)
+        raise does_not_fit(spec, measured, cut, limits)
     memory = measured.estimate(cut, limits)
     notes = _notes(spec, profile, measured, cut, limits, memory)
     return replace(sizing, memory=memory, notes=notes)
@@ -212,6 +242,7 @@ def _notes(
 ) -> tuple[str, ...]:
     measure, length, most = fit.measure(cut, limits), limits.length, _most_len(spec, profile)
     notes = [f"Measure before you rely on it, on one such host: {measure}"] if measure else []
+    notes += _offloaded(fit)
     notes += [f"Not counted: {what}." for what in estimate.uncounted]
     if estimate.model == "simple":
         notes.append(SIMPLE)
@@ -223,6 +254,14 @@ def _notes(
         step = _whole_prompt(spec, Chosen(limits.step_tokens), most).value
         notes.append(_shortened(fit, cut, EngineLimits(step, limits.seqs, most), length))
     return tuple(notes)
+
+
+def _offloaded(fit: Fit) -> list[str]:
+    size = read_offload(fit.spec.engine_args).most_bytes
+    if not size:
+        return []
+    price_ms = size / (fit.gpu.pcie_gb_s * 1e6)
+    return [OFFLOADED.format(size=size / GIB, price=price_ms)]
 
 
 def _least_len(spec: ClusterSpec, profile: ModelProfile) -> int:
@@ -291,28 +330,3 @@ def _cpu_batch(spec: ClusterSpec) -> tuple[Chosen, Chosen]:
         return Chosen(step), many
     own = Chosen(STEP_TOKENS, "vLLM's own choice for CPU hosts: long prompts do not stall answers")
     return at_least(own, many.value), many
-
-
-def _does_not_fit(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> DoesNotFitError:
-    shorter = fit.longest(cut, limits) // 1024 * 1024
-    at: Loc
-    if fit.pinned_bytes:
-        small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
-        do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
-        at = ("limits", "kv_cache_gib")
-    elif 1024 <= shorter < limits.length:
-        do, at = f"write max_model_len: {shorter} at most", ("limits", "max_model_len")
-    elif fit.holds(cut, replace(limits, seqs=1, step_tokens=min(limits.step_tokens, STEP_TOKENS))):
-        do = (
-            "lower max_num_seqs or max_num_batched_tokens: the rest of such a step takes the memory"
-        )
-        at = ("limits", "max_num_seqs")
-    else:
-        do, at = "spread it over more hosts (pipeline)", ("model", "config")
-        if fit.profile.weight_bits > LEAST_BITS:
-            bits = 8 if fit.profile.weight_bits > TWO_BYTES else 4
-            do = f"take a checkpoint of {bits} bits a weight, or {do}"
-    needed, found = fit.refusal(cut, limits)
-    error = DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
-    error.weights_bytes = fit.weights(cut)
-    return error

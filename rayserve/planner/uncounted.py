@@ -8,7 +8,6 @@ from rayserve.spec import ClusterSpec
 UNMODELLED = frozenset(
     {
         "async_scheduling",
-        "cpu_offload_gb",
         "data_parallel_size",
         "decode_context_parallel_size",
         "enable_dbo",
@@ -18,6 +17,7 @@ UNMODELLED = frozenset(
         "mamba_ssm_cache_dtype",
         "max_cudagraph_capture_size",
         "mm_ipc_gpu_memory_gb",
+        "offload_group_size",
         "prefill_context_parallel_size",
     }
 )

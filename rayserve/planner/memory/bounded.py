@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from rayserve.planner.memory import terms
 from rayserve.planner.memory.budget import Budget, Terms, Verdict, judge, kv_budget
 from rayserve.planner.memory.estimate import PREFILL_BLOCK_TOKENS, Setup
+from rayserve.planner.memory.offload import BASIS as OFFLOAD_BASIS
+from rayserve.planner.memory.offload import without
+from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.simple import Cut, weights_range
 from rayserve.planner.profile import ModelProfile
 
@@ -43,7 +46,11 @@ def bounded(
         request_bytes: KV cache of one sequence of max_model_len on a rank.
     """
     cut = Cut(setup.tensor, setup.pipeline)
-    weights = weights_range(profile, cut, checkpoint_bytes) + setup.extra + setup.draft_weights
+    weights = weights_range(profile, cut, checkpoint_bytes)
+    if setup.offload:  # how much of which parameters is not known
+        kept = Range(0, min(setup.offload.most_bytes, weights.low), weights.low, OFFLOAD_BASIS)
+        weights = without(weights, kept)
+    weights += setup.extra + setup.draft_weights
     work = _work(profile, setup)
     activation = terms.activation(setup.facts, work, capability=setup.capability)
     activation = replace(

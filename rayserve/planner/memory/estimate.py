@@ -7,7 +7,7 @@ together: one budget for each pipeline stage, one cache for all, one verdict.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rayserve.planner.kv.cache import (
     CacheCapacity,
@@ -24,6 +24,7 @@ from rayserve.planner.memory import terms
 from rayserve.planner.memory.budget import Budget, Terms, Verdict, judge, kv_budget, worst
 from rayserve.planner.memory.calibration import Measured, Shape, calibrate
 from rayserve.planner.memory.encoder import vision_work
+from rayserve.planner.memory.offload import NO_OFFLOAD, Offload, offloaded, without
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.versions import Batch, Runner, VersionFacts, capture_sizes
 from rayserve.planner.support.limits import attentions
@@ -70,6 +71,8 @@ class Setup:
     """Further weights on every rank: LoRA slots."""
     draft_weights: Range = NOTHING
     """Of a draft model, which lives on the last stage."""
+    offload: Offload = NO_OFFLOAD
+    """Weights that stay in host memory."""
     draft: bool = False
     """The model's own MTP layers guess."""
     speculative_tokens: int = 0
@@ -200,8 +203,24 @@ def cache_settings(architecture: Architecture, setup: Setup) -> CacheSettings:
 
 
 def stage_bytes(architecture: Architecture, setup: Setup) -> tuple[int, ...]:
-    """Bytes of weights on a rank of each pipeline stage."""
-    place = Place(
+    """Bytes of weights of a rank of each pipeline stage, in host memory or not."""
+    return stage_weights(architecture, _place(setup))
+
+
+def fullest_bytes(architecture: Architecture, setup: Setup, sizes: Sequence[int]) -> int:
+    """Of such weights those that are expected on the GPU, on the fullest rank."""
+    return max(
+        size - _left(architecture, setup, stage).expected for stage, size in enumerate(sizes)
+    )
+
+
+def _left(architecture: Architecture, setup: Setup, stage: int) -> Range:
+    """Bytes of a stage's weights that stay in host memory."""
+    return offloaded(architecture, setup.offload, replace(_place(setup), stage=stage))
+
+
+def _place(setup: Setup) -> Place:
+    return Place(
         tensor=setup.tensor,
         pipeline=setup.pipeline,
         expert_ranks=setup.expert_ranks,
@@ -209,13 +228,13 @@ def stage_bytes(architecture: Architecture, setup: Setup) -> tuple[int, ...]:
         vision=setup.images > 0,
         target=setup.target,
     )
-    return stage_weights(architecture, place)
 
 
 def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int) -> Budget:
     """The memory of one rank of a pipeline stage, whose weights take `size` bytes."""
     weights = Range.exact(size, "shapes through the allocator")
-    weights = weights.scaled(WEIGHTS_LOW, WEIGHTS_HIGH) + setup.extra
+    weights = weights.scaled(WEIGHTS_LOW, WEIGHTS_HIGH)
+    weights = without(weights, _left(architecture, setup, stage)) + setup.extra
     if stage == setup.pipeline - 1:
         weights += setup.draft_weights
     work = stage_work(architecture, setup, stage)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import click
 
 from rayserve.plan import MemoryEstimate, NamedValue, Plan
+from rayserve.planner.arguments import OWN_DEFAULT
 from rayserve.planner.evidence import evidence_rows
 from rayserve.planner.views.figures import between, gib, gib_range, plain
 from rayserve.planner.views.latency_table import latency_lines
@@ -190,7 +191,7 @@ def _cache(memory: MemoryEstimate, plan: Plan, style: Style) -> list[str]:
     length = plan.replica.engine_arguments().get("max_model_len", 0)
     span = between(f"{memory.max_concurrency_low:g}", f"{memory.max_concurrency_high:g}")
     full = f"{memory.max_concurrency:g} sequences of {length:,}"
-    full += f" ({span})" if span and memory.model == "exact" else ""
+    full += f" ({span})" if span else ""
     if memory.request_tokens:
         full += f", {memory.expected_concurrency:,.0f} of the expected {memory.request_tokens:,}"
     text = f"KV cache: {memory.kv_tokens:,} tokens = {full}"
@@ -199,13 +200,17 @@ def _cache(memory: MemoryEstimate, plan: Plan, style: Style) -> list[str]:
 
 
 def _limits(args: Iterable[NamedValue], style: Style) -> list[str]:
-    """The limits with their reasons, those without one, and how many more have one in the plan."""
+    """The limits with their reasons, those that nobody had to choose, and how many more reasons the
+    plan has.
+    """
     known = {item.name: item for item in args}
     limits = [known[name] for name in LIMITS if name in known and known[name].value != "auto"]
-    chosen = [item for item in limits if item.reason]
-    written = ", ".join(f"{item.name} {plain(item.value)}" for item in limits if not item.reason)
+    default = [item for item in limits if item.reason.startswith(OWN_DEFAULT)]
+    chosen = [item for item in limits if item.reason and item not in default]
+    written = [item for item in limits if not item.reason]
     more = sum(bool(item.reason) for item in known.values()) - len(chosen)
-    told = [f"as the spec has it: {written}"] if written else []
+    told = [f"written: {_named(written)}"] if written else []
+    told += [f"default: {_named(default)}"] if default else []
     told += [f"{more} more reasons in the plan"] if more else []
     lines = _wrapped("; ".join(told), style)
     heads = [f"{item.name} {plain(item.value)}" for item in chosen]
@@ -214,6 +219,10 @@ def _limits(args: Iterable[NamedValue], style: Style) -> list[str]:
     for head, item in zip(heads, chosen, strict=True):
         lines += _wrapped(f"{head:<{column}}{item.reason}", style, hang=hang)
     return lines
+
+
+def _named(items: Iterable[NamedValue]) -> str:
+    return ", ".join(f"{item.name} {plain(item.value)}" for item in items)
 
 
 def _wrapped(text: str, style: Style, *, hang: int = len(INDENT)) -> list[str]:

@@ -93,7 +93,7 @@ def allocations(architecture: Architecture, place: Place) -> Iterator[Step]:
             if module in tables:
                 continue
             tables.add(module)
-        yield from _made(architecture, module, place)
+        yield from made(architecture, module, place)
     for module in modules:
         yield from _after(architecture, module, place)
 
@@ -119,7 +119,8 @@ def _storage(architecture: Architecture, module: Linear | Experts) -> Storage | 
     return quantization.storage(module.name, module.parts) if module.quantizable else None
 
 
-def _made(architecture: Architecture, module: Module, place: Place) -> Iterator[Step]:
+def made(architecture: Architecture, module: Module, place: Place) -> Iterator[Step]:
+    """The tensors of a module on a rank as it is made, before anything is loaded."""
     element, tensor = architecture.element_bytes, place.tensor
     if isinstance(module, Linear):
         yield from linear_steps(
@@ -252,7 +253,7 @@ def stored_bytes(architecture: Architecture, *, draft: bool, vision: bool) -> in
     for module in stage_modules(architecture, place):
         if isinstance(module, Rotary):
             continue
-        total += sum(size for _, size in _made(architecture, module, place) if size != RELEASE)
+        total += sum(size for _, size in made(architecture, module, place) if size != RELEASE)
         if isinstance(module, Embedding):
             row = module.hidden + (1 if module.bias else 0)
             total -= (module.local(1) - module.vocab) * row * architecture.element_bytes

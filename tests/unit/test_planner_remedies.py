@@ -1,0 +1,334 @@
+"""Does what a refusal or a note tells people to write hold when they write it?"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from rayserve.errors import DoesNotFitError
+from rayserve.plan import Plan
+from rayserve.planner.aims import largest
+from rayserve.planner.memory.simple import Cut
+from rayserve.planner.placement import cuts
+from rayserve.planner.views.terminal import table
+from rayserve.spec import parse_spec
+from tests.bad_specs import ROOT
+from tests.plans import planned
+from tests.unit.test_planner_weights import GPT_OSS_120B
+
+CONFIGS = ROOT / "tests" / "golden" / "configs"
+SMALL = json.loads((CONFIGS / "llama-8b.json").read_text())
+LARGE = json.loads((CONFIGS / "llama-405b.json").read_text())
+PACKED = json.loads((CONFIGS / "llama-405b-w4a16.json").read_text())
+GEMMA = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "torch_dtype": "bfloat16",
+    "text_config": {
+        "num_hidden_layers": 62,
+        "hidden_size": 5376,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "intermediate_size": 21504,
+        "vocab_size": 262208,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "max_position_embeddings": 131072,
+    },
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 896,
+        "intermediate_size": 4304,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 256,
+}
+"""Gemma 3 27B."""
+KIMI = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "intermediate_size": 18432,
+    "vocab_size": 163840,
+    "n_routed_experts": 384,
+    "moe_intermediate_size": 2048,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"group_size": 32, "num_bits": 4, "strategy": "group", "type": "int"},
+            }
+        },
+        "ignore": [
+            "lm_head",
+            "re:.*self_attn.*",
+            "re:.*shared_experts.*",
+            "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+        ],
+    },
+}
+"""Kimi K2 as W4A16, whose weights fill eight A100."""
+INT4 = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 128,
+    "desc_act": False,
+    "sym": True,
+}
+FP8 = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "float", "dynamic": True},
+        }
+    },
+    "ignore": ["lm_head", "re:vision_tower.*", "re:multi_modal_projector.*"],
+}
+
+
+def text(gpu: str, gpus: int, hosts: int = 1, add: str = "") -> str:
+    """A spec for so many GPUs, with sections added."""
+    return f"""rayserve_cluster:
+  name: test
+  node_pools:
+    - {{name: gpu, hosts: {hosts}, gpu: {gpu}, gpus_per_host: {gpus}}}
+  model: {{path: /srv/models/m, served_name: chat, config: config.json}}
+  endpoint: {{host: 0.0.0.0, api_key_file: /etc/rayserve/api_keys}}
+{add}"""
+
+
+def plan(model, *where, **more) -> Plan:
+    """The plan of a model on such GPUs."""
+    return planned(text(*where, **more), model)
+
+
+def refusal(model, *where, **more) -> str:
+    """What the refusal of such a plan says to do."""
+    with pytest.raises(DoesNotFitError) as raised:
+        plan(model, *where, **more)
+    return raised.value.do
+
+
+def value(made: Plan, name: str):
+    """An engine argument's value."""
+    return made.replica.engine_arguments()[name]
+
+
+def length(tokens: int) -> str:
+    """The section that asks for a context."""
+    return f"  limits: {{max_model_len: {tokens}}}\n"
+
+
+def surely(made: Plan) -> bool:
+    """Whether the plan says that it fits."""
+    return made.memory.verdict.startswith("fits")
+
+
+# ── lengths ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_refused_length_names_one_that_is_sure_and_one_at_the_very_best():
+    """Who writes the first gets "fits"; the second may start, and 1,024 more than it cannot."""
+    do = refusal(SMALL, "L4-24GB", 1, add=length(131072))
+    sure, best = map(int, re.findall(r"(\d{4,})", do))
+    assert "sure to fit" in do
+    assert "at the very best" in do
+    assert 2048 < sure < best < 131072
+    assert surely(plan(SMALL, "L4-24GB", 1, add=length(sure)))
+    assert not surely(plan(SMALL, "L4-24GB", 1, add=length(best)))
+    assert refusal(SMALL, "L4-24GB", 1, add=length(best + 1024))
+
+
+def test_the_note_of_a_longer_request_tells_what_is_sure():
+    """The first length of the note is one that fits for sure, the second is not."""
+    made = plan(SMALL, "L4-24GB", 1)
+    note = next(note for note in made.notes if "one alone could have" in note)
+    said = re.search(r"could have ([\d,]+) for sure, and up to ([\d,]+) at the very best", note)
+    sure, best = (int(found.replace(",", "")) for found in said.groups())
+    assert surely(plan(SMALL, "L4-24GB", 1, add=length(sure)))
+    assert plan(SMALL, "L4-24GB", 1, add=length(best)).memory.verdict.startswith("within")
+
+
+def test_a_length_that_no_end_of_the_range_makes_sure_is_said_to_be_so():
+    """Where the low end leaves no cache at all, no length is called sure."""
+    made = plan(KIMI, "A100-80GB-SXM", 8)
+    note = next(note for note in made.notes if "one alone could have" in note)
+    assert "no longer one is sure to fit" in note
+    assert "where only a measurement tells" in refusal(KIMI, "A100-80GB-SXM", 8, add=length(131072))
+
+
+def test_sequences_do_not_make_a_sure_length_unsure():
+    """A request that fits beside few sequences for sure gets few, with that reason."""
+    do = refusal(SMALL, "L4-24GB", 1, add=length(131072))
+    sure = int(re.findall(r"(\d{4,})", do)[0])
+    made = plan(SMALL, "L4-24GB", 1, add=length(sure + 1024))
+    seqs = next(item for item in made.replica.engine_args if item.name == "max_num_seqs")
+    assert surely(made)
+    assert f"not sure that a request of {sure + 1024:,} tokens fits" in seqs.reason
+
+
+# ── steps and sequences ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
+@pytest.mark.parametrize("written", [8192, 131072])
+def test_a_refused_step_names_the_largest_that_holds(name, written):
+    """The first value fits, the second may, and one more is refused as the written one was."""
+    limits = f"  limits: {{max_model_len: 2048, {name}: %d}}\n"
+    if name == "max_num_batched_tokens":
+        written *= 8
+    do = refusal(SMALL, "L4-24GB", 1, add=limits % written)
+    sure, best = map(int, re.findall(rf"(?:write {name}: |, or )(\d+)", do))
+    assert 1 < sure < best < written
+    assert surely(plan(SMALL, "L4-24GB", 1, add=limits % sure))
+    assert not surely(plan(SMALL, "L4-24GB", 1, add=limits % (sure + 1)))
+    assert not surely(plan(SMALL, "L4-24GB", 1, add=limits % best))
+    assert refusal(SMALL, "L4-24GB", 1, add=limits % (best + 1))
+
+
+@pytest.mark.parametrize(
+    "model, where", [(KIMI, ("A100-80GB-SXM", 8)), (GEMMA, ("RTX-3090-24GB", 3))]
+)
+def test_sequences_are_as_many_as_the_cache_beside_them_holds(model, where):
+    """In a tight case too: as many as expected requests, to less than one."""
+    made = plan(model, *where)
+    seqs = value(made, "max_num_seqs")
+    assert seqs > 1
+    assert seqs <= made.memory.expected_concurrency < seqs + 1
+
+
+@pytest.mark.parametrize("limit", range(8))
+def test_the_largest_that_works_is_found(limit):
+    """Of 1 to 5 the largest up to a limit, and 0 where not even 1 works."""
+    assert largest(lambda count: count <= limit, 1, 5) == min(limit, 5)
+
+
+# ── other checkpoints and more GPUs ─────────────────────────────────────────────────────────────
+
+
+def test_fewer_bits_are_told_only_where_they_fit():
+    """Gemma 27B on one GPU of 24 GB: 4 bits fit, 8 do not, and 4 GPUs hold it as it is."""
+    do = refusal(GEMMA, "RTX-3090-24GB", 1)
+    assert "checkpoint of 4 bits" in do
+    assert surely(plan({**GEMMA, "quantization_config": INT4}, "RTX-3090-24GB", 1))
+    assert refusal({**GEMMA, "quantization_config": FP8}, "RTX-3090-24GB", 1)
+    assert "take 4 such GPUs on a host (tensor 1 x pipeline 4)" in do
+    cut = "  parallelism: {tensor: 1, pipeline: 4}\n"
+    assert surely(plan(GEMMA, "RTX-3090-24GB", 4, add=cut))
+
+
+def test_more_hosts_are_told_by_their_number():
+    """405B in 16 bits on one host of eight A100: 8 bits, or two hosts, both of which then fit."""
+    do = refusal(LARGE, "A100-80GB-SXM", 8)
+    assert "checkpoint of 8 bits" in do
+    assert "take 2 such hosts (tensor 8 x pipeline 2)" in do
+    assert surely(plan({**LARGE, "quantization_config": FP8}, "A100-80GB-SXM", 8))
+    assert surely(plan(LARGE, "A100-80GB-SXM", 8, 2))
+
+
+def test_more_gpus_of_a_host_are_told_by_their_number():
+    """gpt-oss-120b on one L40S: its 4 bits stay, and two GPUs hold it."""
+    assert refusal(GPT_OSS_120B, "L40S-48GB", 1) == (
+        "take 2 such GPUs on a host (tensor 2 x pipeline 1)"
+    )
+    assert surely(plan(GPT_OSS_120B, "L40S-48GB", 2))
+
+
+def test_what_the_pool_has_comes_first():
+    """A cut or a share of the GPU that holds is told alone, and holds when it is written."""
+    one = "  parallelism: {pipeline: 1}\n"
+    do = refusal(LARGE, "A100-80GB-SXM", 8, 2, add=one)
+    assert do == "write parallelism: {tensor: 8, pipeline: 2}"
+    low = "  limits: {gpu_memory_utilization: 0.3}\n"
+    assert refusal(PACKED, "A100-80GB-SXM", 8, add=low) == "write gpu_memory_utilization: 0.92"
+
+
+def test_it_is_said_where_nothing_holds():
+    """405B on one GPU of 24 GB a host: no bits and no number of hosts that anybody has."""
+    do = refusal(PACKED, "RTX-4090-24GB", 1, 2)
+    assert do.startswith("take ")
+    assert "(tensor" in do or "smaller model" in do
+    assert refusal(LARGE, "L4-24GB", 1).startswith("take a smaller model or larger GPUs")
+
+
+# ── cuts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stages_reach_gpus_that_ranks_leave_idle():
+    """Of three GPUs a tensor of 2 leaves one idle: where that does not hold, three stages are cut."""
+    made = plan(GEMMA, "RTX-3090-24GB", 3)
+    placement = made.replica.placement
+    assert (placement.tensor_parallel_size, placement.pipeline_parallel_size) == (1, 3)
+    assert placement.strategy == "STRICT_PACK"
+    reasons = {item.name: item.reason for item in made.choices}
+    assert "leave GPUs idle" in reasons["parallelism.tensor"]
+    assert "3 GPUs" in reasons["parallelism.pipeline"]
+
+
+@pytest.mark.parametrize(
+    "hosts, gpus, sizes, expected",
+    [
+        (1, 8, (1, 2, 4, 8), [(8, 1)]),
+        (2, 8, (1, 2, 4, 8), [(8, 1), (8, 2)]),
+        (1, 3, (1, 2), [(2, 1), (1, 3)]),
+        (2, 8, (1, 2, 4), [(4, 1), (4, 2), (4, 3), (4, 4)]),
+        (2, 3, (1, 2), [(2, 1), (1, 3), (1, 4), (1, 5), (1, 6)]),
+        (1, 6, (1, 2, 4), [(4, 1), (2, 3)]),
+    ],
+)
+def test_cuts_prefer_ranks_and_one_host(hosts, gpus, sizes, expected):
+    """More ranks before more stages, one host before two, fewer ranks only for idle GPUs."""
+    assert list(cuts(hosts, gpus, sizes, 62)) == [Cut(*cut) for cut in expected]
+
+
+# ── what nobody chose ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_share_that_nobody_wrote_is_no_wish_of_the_spec():
+    """It is vLLM's own default and says so; one that is written has no reason of ours."""
+    arguments = json.loads((ROOT / "rayserve/data/vllm-0.32.0-args.json").read_text())["engine"]
+    limits = parse_spec(text("L4-24GB", 1), "cluster.yml").limits
+    assert arguments["gpu_memory_utilization"]["default"] == limits.gpu_memory_utilization
+    made = plan(SMALL, "L4-24GB", 1)
+    written = plan(SMALL, "L4-24GB", 1, add="  limits: {gpu_memory_utilization: 0.92}\n")
+    assert "default: gpu_memory_utilization 0.92" in table(made)
+    assert "written: gpu_memory_utilization 0.92" in table(written)
+    reasons = [
+        item.reason
+        for one in (made, written)
+        for item in one.replica.engine_args
+        if item.name == "gpu_memory_utilization"
+    ]
+    assert reasons[0].startswith("vLLM's own default")
+    assert reasons[1] == ""
+
+
+@pytest.mark.parametrize("prompt, steps", [(1024, "takes one step"), (5000, "takes 3 steps")])
+def test_a_step_for_throughput_has_a_reason_of_its_own(prompt, steps):
+    """It tells how many steps the expected prompt takes, not how long answers pause."""
+    add = f"  aim: throughput\n  workload: {{prompt_tokens: {prompt}, output_tokens: 100}}\n"
+    made = plan(SMALL, "A100-80GB-SXM", 8, add=add)
+    step = next(one for one in made.replica.engine_args if one.name == "max_num_batched_tokens")
+    assert step.reason.startswith("throughput first: ")
+    assert step.reason.endswith(steps)
