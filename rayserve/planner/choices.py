@@ -30,7 +30,7 @@ def choices(made: Settled) -> list[NamedValue]:
     if spec.parallelism.pipeline == "auto":
         one = "one stage holds it; more would add a hop to each token, and no speed"
         many = f"as few stages as hold the weights and one request: {cut.pipeline}"
-        if cut.tensor < max(sizes, default=0) and spec.parallelism.tensor == "auto":
+        if cut.tensor < max(made.tensor_sizes, default=0) and spec.parallelism.tensor == "auto":
             many = f"{cut.tensor * cut.pipeline} GPUs hold the weights so; more ranks in fewer stages do not"
         reason = one if cut.pipeline == 1 else many
         found.append(NamedValue(name="parallelism.pipeline", value=cut.pipeline, reason=reason))
@@ -47,7 +47,7 @@ def _tensor_reason(made: Settled) -> str:
     pool, cut, timing = made.pool, made.cut, made.timing
     if pool.gpus_per_host == 1:
         return "the host's only GPU"
-    most = max(sizes, default=cut.tensor)
+    most = max(made.tensor_sizes, default=cut.tensor)
     if cut.tensor < most and cut.pipeline > 1:
         return f"{most} would be faster, but its ranks leave GPUs idle and cannot hold the weights"
     if cut.tensor == pool.gpus_per_host:

@@ -165,9 +165,7 @@ class Fit:
 
     def sure(self, cut: Cut, limits: EngineLimits) -> bool:
         """Whether vLLM starts even where every term has its worst value, and every term is known."""
-        return self._verdict(cut, limits).starts is True and not uncounted(
-            self.spec, self.architecture
-        )
+        return self._verdict(cut, limits).starts is True and not self._uncounted()
 
     def concurrency(
         self, cut: Cut, limits: EngineLimits, tokens: int
