@@ -49,7 +49,7 @@ def _held(lock_file: str | Path, bounds: Bounds, held: contextlib.ExitStack) -> 
     except Timeout:
         raise RefusedAnswerError(
             f"another process, which still holds {lock_file}",
-            do=f"end the process that holds it (`fuser {lock_file}`), and {AGAIN}",
+            do=f"end the process that holds it (`fuser {lock_file}`), or remove it where none does, and {AGAIN}",
         ) from None
     return lock
 

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,8 @@ INSTEAD: Final = "copy config.json of the checkpoint here and name it in `config
 HOST: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63}){0,30}\.?|[0-9a-f:.]{2,45}")
 """Name or address; a longer label is none (RFC 1035, 2.3.4)."""
 LOG_IN: Final = "set HF_TOKEN, or log in with `hf auth login`"
+TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Asked for a token before its file is."""
 FAILURES: Final = (
     OSError,
     ValueError,
@@ -99,9 +102,18 @@ def check_token_file() -> None:
         RefusedAnswerError: it is none.
     """
     path = Path(constants.HF_TOKEN_PATH)
-    if path.exists() and not path.is_file():
+    if path == Path(os.devnull) or any(os.environ.get(name) for name in TOKENS):
+        return  # it is not waited for, or not read at all
+    try:
+        plain = stat.S_ISREG(path.stat().st_mode) and os.access(path, os.R_OK)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        plain = False
+    if not plain:
         raise RefusedAnswerError(
-            "a token file that is a folder or a pipe", do="correct HF_TOKEN_PATH, or unset it"
+            "a token file that cannot be read: a folder, a pipe, or not for this user",
+            do="correct HF_TOKEN_PATH, or unset it",
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 import httpcore2
 import httpx2
 
+LAST: Final = "no address of it answers"
 T = TypeVar("T")
 Options = Iterable[Any]
 """Arguments of `socket.setsockopt`, handed on as they are."""
@@ -25,9 +26,6 @@ class Clock(Protocol):
 
     def step_s(self) -> float:
         """Seconds for the next wait; raises where none are left."""
-
-
-LAST: Final = "no address of it answers"
 
 
 def bind(client: httpx2.Client, clock: Clock) -> None:
@@ -64,7 +62,7 @@ class _Network(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Options | None = None,
     ) -> httpcore2.NetworkStream:
-        """Try the addresses of a name one by one: each may take its time, all of them no more."""
+        """Try the addresses of a name one by one, for a step each, as long as there is time."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:

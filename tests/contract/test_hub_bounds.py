@@ -249,6 +249,17 @@ def test_an_index_with_a_name_that_no_file_has_is_told_in_a_few_words():
 
 
 # ── environment ─────────────────────────────────────────────────────────────────────────────────
+def test_a_token_file_that_is_not_needed_is_not_looked_at(hub, client, monkeypatch, tmp_path):
+    """With HF_TOKEN set nobody reads the file, and /dev/null is a way to have none."""
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "fifo"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert client.open(hub).snapshot(ID, "main", HERE).commit == COMMIT
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+    monkeypatch.delenv("HF_TOKEN")
+    assert client.open(hub).snapshot(ID, "main", HERE).commit == COMMIT
+
+
 @pytest.mark.parametrize(
     "name, value, do",
     [
@@ -310,12 +321,9 @@ def test_a_cache_with_bytes_that_are_no_text_is_not_laid_to_a_token(hub, client,
     client.open(hub).snapshot(ID, "", HERE)
     (ref,) = client.cache.glob("models--*/refs/main")
     ref.write_bytes(b"\xff\xfe")
-    error = None
-    try:
+    with pytest.raises(HostError) as caught:
         client.open(hub).snapshot(ID, "", HERE)
-    except HostError as caught:
-        error = caught
-    assert error is None or "refs/" in error.do
+    assert "refs/" in caught.value.do
 
 
 def test_the_bounds_are_on_every_connection(hub, client):
