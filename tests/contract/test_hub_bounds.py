@@ -16,6 +16,7 @@ from email.utils import format_datetime
 
 import pytest
 
+from rayserve import inventory
 from rayserve.errors import HostError, SpecError, Where
 from rayserve.hub import bounds, cache, fetch
 from rayserve.planner.support.reading import MAX_NAME, parse_index
@@ -313,6 +314,19 @@ def test_a_full_disk_says_to_make_room(hub, client, monkeypatch):
     error = refused(client, hub)
     assert "No space left" in error.found
     assert "free some space" in error.do
+
+
+def test_a_full_disk_under_the_plan_says_to_make_room(tmp_path, monkeypatch):
+    """The plan's own files do the same, and leave none of themselves."""
+
+    def fail(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(inventory, "_write", fail)
+    with pytest.raises(HostError) as caught:
+        inventory.write_all({tmp_path / "plan.yml": "x"})
+    assert caught.value.do.startswith("free some space there")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_with_bytes_that_are_no_text_is_not_laid_to_a_token(hub, client, monkeypatch):
