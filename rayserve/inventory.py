@@ -10,6 +10,7 @@ inventories/<env>/serve.yml                     the Serve config, where Ansible 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -164,10 +165,12 @@ def write_all(texts: dict[Path, str]) -> None:
             draft.replace(path)
             done.append(path)
     except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        there = "free some space there" if full else "make the folder writable"
         raise HostError(
             "to write its files",
             found=str(error)[:300],
-            do="make the folder writable, or write elsewhere (--out, --html, --textfile)",
+            do=f"{there}, or write elsewhere (--out, --html, --textfile)",
         ) from None
     finally:
         for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between

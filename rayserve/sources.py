@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayserve.documents import brief
 from rayserve.errors import HostError, SpecError
 from rayserve.files import CONFIG, read_bytes, read_checkpoint, read_config
 from rayserve.inventory import MAX_BYTES
@@ -26,6 +28,7 @@ from rayserve.spec import COMMIT, ClusterSpec, serving_pool
 if TYPE_CHECKING:
     from rayserve.hub import Hub, Snapshot
 
+NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
 UNDESCRIBED = "medusa"
 """The method whose draft model has heads alone: its config.json describes no layers."""
 
@@ -150,6 +153,12 @@ class Sources:
                     do="install it (pip install 'huggingface_hub>=2.4,<3'), or copy config.json of "
                     "the checkpoint here and name it in `config`",
                 ) from None
+            except ValueError:  # it reads its numbers as it is imported
+                raise HostError(
+                    "environment variables that huggingface_hub can read",
+                    found=_no_number() or "one that it cannot read",
+                    do="correct or unset it",
+                ) from None
             self._hub = Hub(self._say)
         return self._hub
 
@@ -247,6 +256,15 @@ class Sources:
 
     def _fetched(self, snapshot: Snapshot | None) -> Mapping[str, int]:
         return self._open_hub().stored(snapshot) if snapshot is not None else {}
+
+
+def _no_number() -> str:
+    """The variables of huggingface_hub that should be whole numbers, and are none."""
+    return ", ".join(
+        f"{name}={brief(os.environ[name])}"
+        for name in NUMBERS
+        if not re.fullmatch(r"\s*[+-]?\d+\s*", os.environ.get(name, "0"))
+    )
 
 
 def _commit_of(plan: Plan) -> str:

@@ -6,6 +6,8 @@ server calls them. Every request of it passes through here.
 
 from __future__ import annotations
 
+import datetime
+import email.utils
 import re
 import time
 from collections.abc import Iterator
@@ -16,8 +18,11 @@ from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import logging
 from huggingface_hub.utils._http import default_client_factory
 
+from rayserve.hub.wire import bind
 from rayserve.planner.support.reading import MAX_INDEX_BYTES
 
+AGAIN: Final = "try again"
+CHECK: Final = "check HF_ENDPOINT and proxies"
 STEP_S: Final = 10.0
 """Longest wait for a connection, or for the next bytes."""
 BLOB_NAME: Final = re.compile(r'(W/)?"?[A-Za-z0-9_-]{1,128}"?')
@@ -25,12 +30,10 @@ BLOB_NAME: Final = re.compile(r'(W/)?"?[A-Za-z0-9_-]{1,128}"?')
 
 
 class RefusedAnswerError(Exception):
-    """An answer that is not taken; `found` says why."""
+    """An answer that is not taken, or a question that is not sent: why, and what to do."""
 
-    def __init__(self, found: str, *, waiting: bool = False) -> None:
-        self.found = found
-        self.waiting = waiting
-        """Whether it may be otherwise later."""
+    def __init__(self, found: str, *, do: str = CHECK) -> None:
+        self.found, self.do = found, do
         super().__init__(found)
 
 
@@ -63,13 +66,20 @@ class Bounds:
         """
         left = self._until - time.monotonic()
         if left <= 0:
-            raise RefusedAnswerError(f"no end of it in {self._seconds:.0f} s", waiting=True)
+            raise RefusedAnswerError(f"no end of it in {self._seconds:.0f} s", do=AGAIN)
         return left
 
+    def step_s(self) -> float:
+        """Seconds for one wait.
+
+        Raises:
+            RefusedAnswerError: none are left.
+        """
+        return min(STEP_S, self.left_s())
+
     def _client(self) -> httpx2.Client:
-        client: httpx2.Client = (
-            default_client_factory()
-        )  # proxies, certificates, and the hook of offline mode
+        client = _default_client()
+        bind(client, self)
         hooks = client.event_hooks
         client.event_hooks = {
             "request": [*hooks["request"], self._request],
@@ -78,7 +88,7 @@ class Bounds:
         return client
 
     def _request(self, request: httpx2.Request) -> None:
-        wait_s = min(STEP_S, self.left_s())
+        wait_s = self.step_s()
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), wait_s)
         # Packed, a few bytes may be any number of them.
         request.headers["Accept-Encoding"] = "identity"
@@ -87,10 +97,13 @@ class Bounds:
         status, headers = response.status_code, response.headers
         if status == httpx2.codes.TOO_MANY_REQUESTS:
             # huggingface_hub would sleep as long as it is told to, be it an hour.
-            wait = re.sub(r"\D", "", headers.get("Retry-After", ""))[:6]
-            told = f", wait {wait} s" if wait else ""
-            raise RefusedAnswerError(f"HTTP 429: too many requests{told}", waiting=True)
+            wait = _retry_after_s(headers.get("Retry-After", ""))
+            told = "" if wait is None else f", wait {wait} s"
+            raise RefusedAnswerError(f"HTTP 429: too many requests{told}", do=AGAIN)
         headers.pop("Retry-After", None)  # of a server that fails: tried again as soon as always
+        asked_part = "Range" in response.request.headers
+        if status == httpx2.codes.PARTIAL_CONTENT and not asked_part:
+            raise RefusedAnswerError("a part of the file, where all of it was asked for")
         packed = headers.get("Content-Encoding", "identity").lower()
         if response.is_success and packed != "identity":
             raise RefusedAnswerError("a packed answer, which was not asked for")
@@ -98,6 +111,38 @@ class Bounds:
             if name in headers and not BLOB_NAME.fullmatch(headers[name]):
                 raise RefusedAnswerError(f"an {name} that is no plain name")
         response.stream = _Bounded(response.stream, self)
+
+
+def _default_client() -> httpx2.Client:
+    """With proxies, certificates, and the hook of offline mode, as the environment says."""
+    try:
+        client: httpx2.Client = default_client_factory()
+    except ImportError:
+        raise RefusedAnswerError(
+            "a SOCKS proxy, and no package for it",
+            do="`pip install socksio`, or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY",
+        ) from None
+    except OSError:  # ssl.SSLError too
+        raise RefusedAnswerError(
+            "certificates that cannot be read", do="correct SSL_CERT_FILE and SSL_CERT_DIR"
+        ) from None
+    except (ValueError, httpx2.InvalidURL):
+        raise RefusedAnswerError(
+            "a proxy that is no URL", do="correct ALL_PROXY, HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
+        ) from None
+    return client
+
+
+def _retry_after_s(told: str) -> int | None:
+    """Seconds of a Retry-After (RFC 9110, 10.2.3: a number of them, or a date); None: it is neither."""
+    if re.fullmatch(r"[0-9]{1,9}", told):
+        return int(told)
+    try:
+        date = email.utils.parsedate_to_datetime(told)
+        left = date.astimezone(datetime.UTC) - datetime.datetime.now(datetime.UTC)
+    except (ValueError, OverflowError):
+        return None
+    return max(0, int(left.total_seconds()))
 
 
 class _Bounded(httpx2.SyncByteStream):

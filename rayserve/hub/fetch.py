@@ -20,8 +20,9 @@ from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 from rayserve.errors import SpecError, Where
 from rayserve.files import CONFIG, INDEX, SINGLE, check_shards, read_bytes
 from rayserve.hub.bounds import STEP_S, Bounds, RefusedAnswerError
+from rayserve.hub.cache import bound_locks, ended_cleanly
 from rayserve.hub.headers import read_headers
-from rayserve.hub.refusals import FAILURES, Asked, UnreadError, refusal
+from rayserve.hub.refusals import FAILURES, Asked, UnreadError, check_token_file, refusal
 from rayserve.planner.support.modelopt import QUANT_CONFIG
 from rayserve.planner.support.reading import (
     MAX_CONFIG_BYTES,
@@ -68,6 +69,7 @@ class Hub:
         self._cache = cache or Path(constants.HF_HUB_CACHE)
         disable_progress_bars()
         self._bounds = Bounds()
+        bound_locks(self._bounds, say)
 
     def snapshot(self, hf_id: str, revision: str, where: Where) -> Snapshot:
         """The commit of a revision (empty: `main`), with config.json in its folder.
@@ -84,7 +86,7 @@ class Hub:
             path = self._cached(asked)
             commit = revision
             if path is None:
-                self._say(f"{hf_id}: fetching {CONFIG} from {asked.host}")
+                self._say_unless_offline(f"{hf_id}: fetching {CONFIG} from {asked.host}")
                 path = self._downloaded(asked)
         else:
             path, commit = self._resolved(asked)
@@ -135,6 +137,7 @@ class Hub:
         ]
         self._bounds.start(HEADERS_S)
         try:
+            check_token_file()
             files = read_headers(wanted, build_hf_headers(), place, self._bounds)
         except UnreadError as failed:
             if path is None and isinstance(failed.error, errors.RemoteEntryNotFoundError):
@@ -167,7 +170,9 @@ class Hub:
         """The file, and the commit that a branch or tag is; from the cache where no hub answers."""
         path = self._cached(asked) if constants.is_offline_mode() else None
         if path is None:
-            self._say(f"{asked.hf_id}: asking {asked.host} for {asked.file} at {asked.revision}")
+            self._say_unless_offline(
+                f"{asked.hf_id}: asking {asked.host} for {asked.file} at {asked.revision}"
+            )
             try:
                 path = self._fetch(asked)
             except FAILURES as error:
@@ -181,6 +186,10 @@ class Hub:
             raise refusal(errors.FileMetadataError(), asked)
         return path, commit
 
+    def _say_unless_offline(self, line: str) -> None:
+        if not constants.is_offline_mode():
+            self._say(line)
+
     def _downloaded(self, asked: Asked) -> str:
         try:
             return self._fetch(asked)
@@ -189,6 +198,7 @@ class Hub:
 
     def _fetch(self, asked: Asked) -> str:
         """Fetch a file into the cache, whole or not at all, once it is known to be small."""
+        check_token_file()
         head = get_hf_file_metadata(asked.url, timeout=STEP_S, endpoint=self._endpoint)
         if head.commit_hash is None or not COMMIT.fullmatch(head.commit_hash):
             raise errors.FileMetadataError
@@ -199,12 +209,13 @@ class Hub:
         return self._download(asked)
 
     def _download(self, asked: Asked) -> str:
-        return str(
-            hf_hub_download(
-                asked.hf_id,
-                asked.file,
-                revision=asked.revision,  # of a branch, the cache keeps what it was
-                cache_dir=self._cache,
-                endpoint=self._endpoint,
+        with ended_cleanly():
+            return str(
+                hf_hub_download(
+                    asked.hf_id,
+                    asked.file,
+                    revision=asked.revision,  # of a branch, the cache keeps what it was
+                    cache_dir=self._cache,
+                    endpoint=self._endpoint,
+                )
             )
-        )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import queue
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final
 
 import httpx2
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 
-from rayserve.errors import Where
+from rayserve.errors import SpecError, Where
 from rayserve.files import Tally
-from rayserve.hub.bounds import Bounds, RefusedAnswerError
+from rayserve.hub.bounds import AGAIN, Bounds, RefusedAnswerError
 from rayserve.hub.refusals import FAILURES, Asked, UnreadError
 from rayserve.planner.weights.checkpoint import Tensor, header_bytes, parse_header
 
@@ -36,23 +37,53 @@ def read_headers(
     """
     tally = Tally(Where(place))
     found: dict[str, tuple[Tensor, ...]] = {}
-    pool = ThreadPoolExecutor(AT_ONCE)
+    readers = _Readers(files, headers, place)
     try:
-        asked_of = {
-            pool.submit(_header, asked, headers, Where(f"{place}/{asked.file}")): asked
-            for asked in files
-        }
-        for done in as_completed(asked_of):
-            asked = asked_of[done]
-            try:
-                found[asked.file] = done.result()
-            except FAILURES as error:
-                raise UnreadError(asked, error) from None
-            tally.add(found[asked.file])
-    finally:  # on Ctrl-C too, the others end with their next bytes
+        for _ in files:
+            asked, result = readers.done.get()
+            if isinstance(result, FAILURES):
+                raise UnreadError(asked, result) from None
+            if isinstance(result, Exception):
+                raise result
+            found[asked.file] = result
+            tally.add(result)
+    finally:  # on Ctrl-C too
+        readers.stop()
         bounds.stop()
-        pool.shutdown(cancel_futures=True)
     return {asked.file: found[asked.file] for asked in files}
+
+
+class _Readers:
+    """Threads that read headers, and that keep no process from ending while a server is slow."""
+
+    def __init__(self, files: Sequence[Asked], headers: Mapping[str, str], place: str) -> None:
+        self.done: queue.SimpleQueue[tuple[Asked, tuple[Tensor, ...] | Exception]] = (
+            queue.SimpleQueue()
+        )
+        """Each file as it is read, with its tensors or with why they could not be read."""
+        self._headers, self._place = headers, place
+        self._stopped = threading.Event()
+        self._left: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        for asked in files:
+            self._left.put(asked)
+        for _ in range(min(AT_ONCE, len(files))):
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin no further file; those begun end with their next bytes."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                asked = self._left.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                where = Where(f"{self._place}/{asked.file}")
+                self.done.put((asked, _header(asked, self._headers, where)))
+            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+                self.done.put((asked, error))
 
 
 def _header(asked: Asked, headers: Mapping[str, str], where: Where) -> tuple[Tensor, ...]:
@@ -61,7 +92,15 @@ def _header(asked: Asked, headers: Mapping[str, str], where: Where) -> tuple[Ten
     needed = header_bytes(head, file_bytes, where)
     if len(head) < needed:
         head, file_bytes = _beginning(url, headers, needed)
-    return parse_header(head, file_bytes, where)
+    tensors = parse_header(head, file_bytes, where)
+    if file_bytes == needed and any(tensor.size_bytes for tensor in tensors):
+        raise SpecError(  # parse_header allows it, for files that were cut on purpose
+            "a file with its tensors behind its header",
+            found=f"a header of {needed} bytes, and nothing behind it",
+            do="take another revision: this file was cut short",
+            where=where,
+        )
+    return tensors
 
 
 def _beginning(url: str, headers: Mapping[str, str], most: int) -> tuple[bytes, int]:
@@ -85,7 +124,7 @@ def _beginning(url: str, headers: Mapping[str, str], most: int) -> tuple[bytes, 
             if len(data) >= most:  # some answer with the whole file
                 break
     if len(data) < min(most, size):
-        raise RefusedAnswerError("an answer that broke off", waiting=True)
+        raise RefusedAnswerError("an answer that broke off", do=AGAIN)
     return bytes(data[:most]), size
 
 

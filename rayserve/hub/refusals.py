@@ -5,22 +5,28 @@ Texts of other libraries are not repeated: a token or a signed URL may be in the
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import ssl
+import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import httpx2
-from huggingface_hub import errors, hf_hub_url
+from huggingface_hub import constants, errors, hf_hub_url
 
 from rayserve.errors import HostError, RayserveError, SpecError, Where
-from rayserve.hub.bounds import STEP_S, RefusedAnswerError
+from rayserve.hub.bounds import AGAIN, CHECK, STEP_S, RefusedAnswerError
 
 INSTEAD: Final = "copy config.json of the checkpoint here and name it in `config`"
 HOST: Final = re.compile(r"[\w-]{1,63}(\.[\w-]{1,63}){0,30}\.?|[0-9a-f:.]{2,45}")
 """Name or address; a longer label is none (RFC 1035, 2.3.4)."""
 LOG_IN: Final = "set HF_TOKEN, or log in with `hf auth login`"
+TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""Asked for a token before its file is."""
 FAILURES: Final = (
     OSError,
     ValueError,
@@ -55,10 +61,10 @@ class Asked:
         """Where the file is.
 
         Raises:
-            httpx2.InvalidURL: the endpoint is none.
+            RefusedAnswerError: the endpoint is none.
         """
         if not host_of(self.endpoint):
-            raise httpx2.InvalidURL("HF_ENDPOINT")
+            raise RefusedAnswerError("HF_ENDPOINT is no URL", do="write it as https://host")
         return str(
             hf_hub_url(self.hf_id, self.file, revision=self.revision, endpoint=self.endpoint)
         )
@@ -87,6 +93,28 @@ def host_of(endpoint: str) -> str:
     except ValueError:
         return ""
     return host if parts.scheme in {"http", "https"} and HOST.fullmatch(host) else ""
+
+
+def check_token_file() -> None:
+    """Look at the token file before it is opened: a pipe would be waited for without end.
+
+    Raises:
+        RefusedAnswerError: it is none.
+    """
+    path = Path(constants.HF_TOKEN_PATH)
+    if path == Path(os.devnull) or any(os.environ.get(name) for name in TOKENS):
+        return  # it is not waited for, or not read at all
+    try:
+        plain = stat.S_ISREG(path.stat().st_mode) and os.access(path, os.R_OK)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError:
+        plain = False
+    if not plain:
+        raise RefusedAnswerError(
+            "a token file that cannot be read: a folder, a pipe, or not for this user",
+            do="correct HF_TOKEN_PATH, or unset it",
+        )
 
 
 def refusal(error: Exception, asked: Asked) -> RayserveError:
@@ -149,15 +177,14 @@ def _of_the_id(error: Exception, asked: Asked) -> RayserveError | None:
 
 def _of_the_way(error: Exception) -> tuple[str, str]:
     """What lies between this machine and the hub: found, do."""
-    again = "try again"
     if isinstance(error, RefusedAnswerError):
-        return error.found, again if error.waiting else "check HF_ENDPOINT"
+        return error.found, error.do
     if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and it is not in the cache", "unset HF_HUB_OFFLINE"
     if isinstance(error, errors.HfHubHTTPError):
-        return f"HTTP {error.response.status_code}", again
+        return f"HTTP {error.response.status_code}", AGAIN
     if isinstance(error, errors.FileMetadataError):
-        return "an answer that is not a model hub's", "check HF_ENDPOINT and proxies"
+        return "an answer that is not a model hub's", CHECK
     if isinstance(error, httpx2.TimeoutException):
         return (
             f"no answer in {STEP_S:.0f} s",
@@ -166,14 +193,33 @@ def _of_the_way(error: Exception) -> tuple[str, str]:
     if isinstance(error, httpx2.ConnectError):
         return _unconnected(error), "check network, proxies and HF_ENDPOINT, and try again"
     if isinstance(error, httpx2.UnsupportedProtocol | httpx2.InvalidURL):
-        return "HF_ENDPOINT is no URL", "write it as https://host"
+        return "a redirect to what is no URL of a hub", CHECK  # HF_ENDPOINT is one: Asked.url
     if isinstance(error, PermissionError):
         return "the cache cannot be written", "set HF_HOME to a folder that can be written"
     if isinstance(error, httpx2.LocalProtocolError | UnicodeError):
-        return "a token with characters that no token has", "correct HF_TOKEN or the token file"
+        return _unsendable(error)
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return str(error.strerror), "free some space in the folder of HF_HOME"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({type(error).__name__})", "check the folder of HF_HOME"
-    return f"an answer that broke off or was wrong ({type(error).__name__})", again
+    return f"an answer that broke off or was wrong ({type(error).__name__})", AGAIN
+
+
+def _unsendable(error: Exception) -> tuple[str, str]:
+    """Characters that neither a header nor a file of the cache can have: found, do."""
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            "a file of the cache or of the token that is no text",
+            "look at refs/ of the model in the folder of HF_HOME, and at the token file",
+        )
+    named = sorted(
+        name
+        for name, value in os.environ.items()
+        if name.startswith("HF_") and not (value.isascii() and value.isprintable())
+    )
+    if named:
+        return f"characters in {', '.join(named)[:200]} that no header has", "correct it"
+    return "a token with characters that no token has", "correct HF_TOKEN or the token file"
 
 
 def _unconnected(error: BaseException) -> str:

@@ -24,6 +24,8 @@ MAX_CONFIG_BYTES = 4 * MIB
 """A config.json has some KiB; those that list every layer or label, some hundred."""
 MAX_INDEX_BYTES = 32 * MIB
 """An index of 140 000 tensors, a trillion parameters in experts, has 14 MB."""
+MAX_NAME = 255
+"""Bytes of a file's name on Linux (NAME_MAX)."""
 MAX_DEPTH = 32
 _HOLDS = (dict, list)  # `dict | list` would be built anew for each of a million values
 AS_IT_IS = COPY.format(file="it")
@@ -87,9 +89,9 @@ def parse_index(data: bytes, where: Where) -> Index:
         raise _error("`weight_map`, which names the file of each tensor", found, where)
     for tensor, file in files.items():
         plain = isinstance(file, str) and file.endswith(".safetensors") and file.isprintable()
-        if not plain or "/" in file or "\\" in file:
+        if not plain or "/" in file or "\\" in file or len(file) > MAX_NAME:
             raise _error(
-                "plain names of .safetensors files beside the index",
+                f"plain names of .safetensors files beside the index, of at most {MAX_NAME} characters",
                 f"{brief(file)} for {brief(tensor)}",
                 where,
             )
