@@ -121,7 +121,7 @@ def _page(files: Files, planned: Planned, html: str) -> dict[Path, str]:
     """The page of a plan, where it differs from what is there."""
     from rayserve import inventory, page
 
-    path = page.path_of(html, files)
+    path = page.path_of(html, planned)
     text = page.text_of(planned, files.spec.name)
     return {path: text} if inventory.current(path) != text else {}
 
