@@ -42,6 +42,8 @@ class Commands(click.Group):
         """Run as a process: what a command prints goes through a checked stdout, and what it says
         beside that may be lost, but changes nothing.
         """
+        if sys.stdin is None:  # closed by whoever started us: it reads as an empty file
+            sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - for good
         with _harmless_stderr(), _checked_stdout():
             return super().main(*args, **extra)
 

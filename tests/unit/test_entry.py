@@ -162,3 +162,13 @@ def test_an_empty_name_of_a_config_is_no_option_left_out():
     """`convert --config ""` is refused, as any name that is no file."""
     done = run(["convert", "-", "--config", ""], subprocess.PIPE)
     assert done.returncode == 2
+
+
+def test_a_stdin_that_was_never_open_is_empty():
+    """`convert` without a stdin tells that there is no command line, with code 2."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "rayserve.cli", "convert"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "found:" in done.stderr
