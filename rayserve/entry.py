@@ -117,7 +117,7 @@ def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
     raise SystemExit(error.exit_code)
 
 
-# ── stdout and stderr ────────────────────────────────────────────────────────────────────────────────────────
+# ── stdout and stderr ─────────────────────────────────────────────────────────────────────────────
 @contextlib.contextmanager
 def _checked_stdout() -> Iterator[None]:
     """Meanwhile, `sys.stdout` ends the process at the first write that fails."""

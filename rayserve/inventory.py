@@ -160,7 +160,8 @@ def check_places(paths: Iterable[Path]) -> None:
         found = f"{path} and {taken[real]} are one file, {real}" if real in taken else ""
         taken[real] = path
         # A link of the file itself may be the first to name it, in a folder that is there.
-        ways = path.parents if Path(real).parent.is_dir() else (path, *path.parents)
+        there = os.path.isdir(os.path.dirname(real))  # noqa: PTH112, PTH120 - as below
+        ways = path.parents if there else (path, *path.parents)
         for way in ways:
             if os.path.islink(way) and not os.path.exists(way):  # noqa: PTH110, PTH114 - never raise
                 found = f"{way} is a link to {os.path.realpath(way)}, which is not there"

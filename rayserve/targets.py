@@ -33,7 +33,7 @@ def inputs(files: Files, spec: ClusterSpec, ledgers: Sequence[str] = ()) -> tupl
         files.spec,
         files.starts,
         *configs,
-        *(config.with_name(QUANT_CONFIG) for config in configs),
+        *(config.parent / QUANT_CONFIG for config in configs),
         *(Path(name) for name in named if name),
     )
 
