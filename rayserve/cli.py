@@ -126,7 +126,7 @@ def _page(files: Files, planned: Planned, html: str) -> dict[Path, str]:
     """The page of a plan, where it differs from what is there."""
     from rayserve import inventory, page
 
-    path = page.path_of(html, files)
+    path = page.path_of(html, planned)
     text = page.text_of(planned, files.spec.name)
     return {path: text} if inventory.current(path) != text else {}
 
@@ -211,7 +211,13 @@ def convert(
         raise InputError(
             "a command line in UTF-8", found=error.reason, do="save it as plain UTF-8"
         ) from None
-    config = read_model_config(config_file) if config_file else None
+    except OSError as error:
+        raise InputError(
+            "a command line that can be read",
+            found=error.strerror or str(error),
+            do="name the right file, or paste the command on standard input",
+        ) from None
+    config = read_model_config(config_file) if config_file is not None else None
     click.echo(
         convert_command(
             text, version=version, aim=aim, gpu=gpu, as_json=as_json, hosts=hosts or 0,

@@ -2,7 +2,8 @@
 
 A command that fails raises an error of `rayserve.errors`, which decides the code. What is printed may
 fail too: the reader of a pipe goes away (`rayserve plan | head -1`), or a disk is full. Python would
-find that late, and tell it with a traceback or, as it ends, with code 120.
+find that late, and tell it with a traceback or, as it ends, with code 120. On stdout that ends the
+command, on stderr it changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
@@ -38,8 +39,12 @@ class Commands(click.Group):
     """A group that ends a command with the error's own exit code, and with JSON under `--json`."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run as a process: whatever a command prints goes through a checked stdout."""
-        with _checked_stdout():
+        """Run as a process: what a command prints goes through a checked stdout, and what it says
+        beside that may be lost, but changes nothing.
+        """
+        if sys.stdin is None:  # closed by whoever started us: it reads as an empty file
+            sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - for good
+        with _harmless_stderr(), _checked_stdout():
             return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -79,6 +84,12 @@ def _fail_usage(error: click.ClickException) -> NoReturn:
 
 def _unexpected(error: Exception) -> RayserveError:
     """What no command has foreseen, with the line that a report of it must name."""
+    if isinstance(error, FileNotFoundError) and not _has_working_folder():
+        return UsageError(
+            "a working folder that is there, from which relative names are read",
+            found="one that was removed",
+            do="cd into a folder that is there, or name every file in full",
+        )
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -90,42 +101,64 @@ def _unexpected(error: Exception) -> RayserveError:
     )
 
 
+def _has_working_folder() -> bool:
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True
+
+
 def _fail(error: RayserveError, *, as_json: bool) -> NoReturn:
     if as_json:
         click.echo(json.dumps({"format": FORMAT, **error.as_dict()}, ensure_ascii=False))
     else:
-        with contextlib.suppress(OSError):  # nobody reads stderr: the exit code still tells
-            click.echo(f"error: {error.message()}", err=True)
+        click.echo(f"error: {error.message()}", err=True)
     raise SystemExit(error.exit_code)
 
 
-# ── stdout ────────────────────────────────────────────────────────────────────────────────────────
+# ── stdout and stderr ─────────────────────────────────────────────────────────────────────────────
 @contextlib.contextmanager
 def _checked_stdout() -> Iterator[None]:
     """Meanwhile, `sys.stdout` ends the process at the first write that fails."""
-    if sys.stdout is None:  # closed by whoever started us: nobody wants to read
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-            yield
-        return
     try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # a stand-in without a file behind it, in memory
-        yield
-        return
-    checked = io.TextIOWrapper(
-        io.BufferedWriter(_Stdout(descriptor, "w", closefd=False)),
-        encoding=sys.stdout.encoding,
-        errors=sys.stdout.errors,
-        line_buffering=bool(sys.stdout.line_buffering),
-    )
-    try:
-        with contextlib.redirect_stdout(checked):
+        with _over(sys.stdout, _Stdout) as checked, contextlib.redirect_stdout(checked):
             try:
                 yield
             finally:
                 checked.flush()
     except OutputError as error:
         _fail(error, as_json=False)
+
+
+@contextlib.contextmanager
+def _harmless_stderr() -> Iterator[None]:
+    """Meanwhile, a write to `sys.stderr` that fails is lost: the exit code still tells."""
+    with _over(sys.stderr, _Stderr) as harmless, contextlib.redirect_stderr(harmless):
+        try:
+            yield
+        finally:
+            harmless.flush()
+
+
+@contextlib.contextmanager
+def _over(stream: TextIO | None, kind: type[io.FileIO]) -> Iterator[TextIO]:
+    """A text stream to the same file, written by `kind`."""
+    if stream is None:  # closed by whoever started us: nobody wants to read
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+            yield nowhere
+        return
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # a stand-in without a file behind it, in memory
+        yield stream
+        return
+    yield io.TextIOWrapper(
+        io.BufferedWriter(kind(descriptor, "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=bool(getattr(stream, "line_buffering", True)),
+    )
 
 
 class _Stdout(io.FileIO):
@@ -141,18 +174,33 @@ class _Stdout(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            self._discard_the_rest()
+            _discard_the_rest(self)
             raise SystemExit(BROKEN_PIPE) from None
         except OSError as error:
-            self._discard_the_rest()
+            _discard_the_rest(self)
             raise OutputError(
                 "standard output that can be written",
                 found=error.strerror or str(error),
                 do="make room, or send the output elsewhere; files that were written are complete",
             ) from None
 
-    def _discard_the_rest(self) -> None:
-        """What is buffered is flushed as Python ends: into nothing, so that it does not fail again."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
+
+class _Stderr(io.FileIO):
+    """The file behind `sys.stderr`, which takes whatever the system refuses."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write `data`, or forget it, and say that it is written."""
+        try:
+            written: int | None = super().write(data)
+        except OSError:
+            _discard_the_rest(self)
+            written = None
+        # None also where the file would have to be waited for.
+        return len(memoryview(data).cast("B")) if written is None else written
+
+
+def _discard_the_rest(file: io.FileIO) -> None:
+    """What is buffered is flushed as Python ends: into nothing, so that it does not fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)

@@ -16,7 +16,9 @@ Every message answers three questions, in this order: what was needed, what was 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from rayserve.veil import veiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Where:
 class RayserveError(Exception):
     """Base of all errors that a person is meant to read.
 
-    `needed`, `found` and `do` are whole phrases without a final full stop.
+    `needed`, `found` and `do` are whole phrases without a final full stop. What has the form of a key
+    in them is not repeated.
     """
 
     exit_code = 1
@@ -43,10 +46,10 @@ class RayserveError(Exception):
     def __init__(
         self, needed: str, *, found: str = "", do: str = "", where: Where | None = None
     ) -> None:
-        self.needed = needed
-        self.found = found
-        self.do = do
-        self.where = where
+        self.needed = veiled(needed)
+        self.found = veiled(found)
+        self.do = veiled(do)
+        self.where = None if where is None else replace(where, path=veiled(where.path))
         super().__init__(self.message())
 
     def message(self) -> str:

@@ -14,6 +14,7 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,14 @@ def locate(spec: str, out: str | None) -> Files:
     """The files that belong to a spec: a cluster.yml, or a folder of an inventory.
 
     Raises:
-        UsageError: there is no such spec.
+        UsageError: there is no such spec, or a name is empty.
     """
+    if not spec or out == "":  # an unset variable of a script, and no word for the working folder
+        raise UsageError(
+            "the name of a folder or file",
+            found=f"an empty {'--out' if spec else 'SPEC'}",
+            do="name it; the working folder is `.`",
+        )
     path = Path(spec)
     found = f"no file at {path}"
     try:
@@ -142,12 +149,39 @@ def current(path: Path) -> str:
         ) from None
 
 
+def check_places(paths: Iterable[Path]) -> None:
+    """Refuse places where one file would be lost in another, or folders be made at the end of a link.
+
+    Raises:
+        UsageError: two names of one file; a link to nothing.
+    """
+    taken: dict[str, Path] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        found = f"{path} and {taken[real]} are one file, {real}" if real in taken else ""
+        taken[real] = path
+        # A link of the file itself may be the first to name it, in a folder that is there.
+        there = os.path.isdir(os.path.dirname(real))  # noqa: PTH112, PTH120 - as below
+        ways = path.parents if there else (path, *path.parents)
+        for way in ways:
+            if os.path.islink(way) and not os.path.exists(way):  # noqa: PTH110, PTH114 - never raise
+                found = f"{way} is a link to {os.path.realpath(way)}, which is not there"
+        if found:
+            raise UsageError(
+                "a place of its own for each file, in a folder that is there or can be made",
+                found=found[:300],
+                do="remove the link, or make what it points to",
+            )
+
+
 def write_all(texts: dict[Path, str]) -> None:
     """Write every file, or none: a failure puts back what was there.
 
     Raises:
+        UsageError: as `check_places`.
         HostError: a folder or file cannot be written.
     """
+    check_places(texts)
     # A link stays a link: what it points to is replaced.
     texts = {Path(os.path.realpath(path)): text for path, text in texts.items()}
     for path in texts:

@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 from rayserve.errors import UsageError
-from rayserve.inventory import Files, current
+from rayserve.inventory import current
 from rayserve.planner import build_curves
 from rayserve.planner.views.page import page
 from rayserve.planning import Planned
 
 
-def path_of(name: str, files: Files) -> Path:
+def path_of(name: str, planned: Planned) -> Path:
     """The file of the page: a regular one of its own, in a folder that is there.
 
     Raises:
@@ -25,9 +25,7 @@ def path_of(name: str, files: Files) -> Path:
     path = Path(name)
     problem = ""
     try:
-        taken = {
-            os.path.realpath(one) for one in (files.spec, files.plan, files.serve, files.starts)
-        }
+        taken = {os.path.realpath(one) for one in (*planned.inputs, *planned.texts)}
         if not path.parent.is_dir():
             problem = f"no folder {path.parent}"
         elif path.exists() and not path.is_file():

@@ -25,6 +25,7 @@ from rayserve.serve_config import serve_config
 from rayserve.sources import Sources
 from rayserve.spec import SERVED, ClusterSpec, absolute_paths, parse_spec, picks, serving_pool
 from rayserve.starts import LEDGER, MOST_STARTS, Ledger, newest, read_starts, starts_text
+from rayserve.targets import check_targets, inputs
 
 Say = Callable[[str], None]
 PINNED = (
@@ -46,6 +47,8 @@ class Planned:
     told: tuple[str, ...]
     """What became of the starts in files that were named."""
     read: Read
+    inputs: tuple[Path, ...]
+    """All files that it is made from."""
     checkpoint: Checkpoint
     """What is served, and what was read of it."""
     _compared: Compared | None
@@ -95,9 +98,13 @@ def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -
 
     Raises:
         SpecError, EngineArgumentError, DoesNotFitError: there is no plan for this spec.
+        UsageError: a file of the plan would take the place of another (rayserve.targets).
         HostError: what it names cannot be fetched.
     """
     read = _read(files, say)
+    made_from = inputs(files, read.spec, ledgers)
+    targets = [files.plan, files.serve, *([files.starts] if ledgers else [])]
+    check_targets(targets, files, made_from)
     chosen: list[NamedValue] = []
     plan: Plan | None = None
     compared: Compared | None = None
@@ -136,7 +143,7 @@ def make_plan(files: Files, ledgers: Sequence[str] = (), *, say: Say = _quiet) -
     }
     if ledgers:
         texts[files.starts] = starts_text(kept.starts)
-    return Planned(plan, texts, told, read, one, compared)
+    return Planned(plan, texts, told, read, made_from, one, compared)
 
 
 def compare_candidates(files: Files, *, say: Say = _quiet) -> Comparison:

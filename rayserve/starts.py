@@ -236,6 +236,18 @@ def read_starts(data: bytes) -> Ledger:
     return Ledger(newest(starts), tuple(faults))
 
 
+def is_ledger(text: str) -> bool:
+    """Whether a file has a line of a ledger, of whatever format, or is empty: it may be replaced."""
+    return not text.strip() or any(map(_is_object, text.splitlines()))
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def newest(starts: Iterable[Start]) -> tuple[Start, ...]:
     """The newest starts, oldest first, each once."""
     unique = {start.text(): start for start in starts}

@@ -210,6 +210,7 @@ def env_owner(name: str) -> str:
     if name.startswith("RAY_"):
         return "Ray's own settings belong to its service on each host, not to a replica"
     known = name.startswith("VLLM_") or name in NOT_SECRETS
-    if not known and any(word in name.upper() for word in SECRET_WORDS):
+    upper = name.upper()
+    if not known and (upper.endswith("_KEY") or any(word in upper for word in SECRET_WORDS)):
         return _SECRET
     return ""

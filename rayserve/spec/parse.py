@@ -16,9 +16,10 @@ from rayserve.errors import SpecError, Where
 from rayserve.spec.advice import advice
 from rayserve.spec.base import Section
 from rayserve.spec.model import SPEC_KEY, ClusterSpec
-from rayserve.spec.placeholders import find_placeholder
+from rayserve.spec.placeholders import find_placeholder, texts
 from rayserve.spec.rules import first_problem
 from rayserve.spec.words import describe, meaning, nearest, section_of
+from rayserve.veil import holds_secret, may_be_key
 
 
 def parse_spec(text: str, path: str, *, draft: bool = False) -> ClusterSpec:
@@ -31,6 +32,7 @@ def parse_spec(text: str, path: str, *, draft: bool = False) -> ClusterSpec:
     """
     document = load_document(text, path)
     _check_top_level(document)
+    _check_secrets(document)
     try:
         spec = ClusterSpec.from_document(document)
     except ValidationError as error:
@@ -47,7 +49,7 @@ def parse_spec(text: str, path: str, *, draft: bool = False) -> ClusterSpec:
 
 def _unfilled(loc: Loc, text: str, spec: ClusterSpec) -> SpecError:
     return SpecError(
-        "a value in place of what `rayserve convert` left to fill in",
+        "a value in place of what is left to fill in",
         found=_show(text),
         do=f"write it: {meaning(ClusterSpec, loc)}",
         where=spec.where(*loc),
@@ -66,6 +68,26 @@ def _check_top_level(document: Document) -> None:
         do=f"write everything under `{SPEC_KEY}:`; Ansible's other variables go in other files",
         where=document.where((wrong,)),
     )
+
+
+def _check_secrets(document: Document) -> None:
+    """Refuse a key where it would be read by many, before anything repeats its value."""
+    for loc, text in texts(document.data):
+        is_file = loc[-2:] == ("endpoint", "api_key_file")
+        if may_be_key(text) if is_file else holds_secret(text):
+            raise SpecError(
+                "the path of a file with keys, such as /etc/rayserve/api_keys"
+                if is_file
+                else "no key or password: cluster.yml and plan.yml are read by many",
+                found="what has the form of a key, and is not repeated here",
+                do="put API keys in a file on every host, one a line, and its path in "
+                "endpoint.api_key_file (./name for one beside cluster.yml); a token of a hub goes in "
+                "HF_TOKEN of the shell that plans"
+                if is_file or loc[:2] == (SPEC_KEY, "endpoint")
+                else "remove it: API keys go in the file that endpoint.api_key_file names, a hub's "
+                "token in HF_TOKEN of the shell that plans; weights are staged on the hosts",
+                where=document.where(loc),
+            )
 
 
 def _first_error(error: ValidationError, document: Document) -> SpecError:

@@ -1,7 +1,8 @@
-"""Which values did `rayserve convert` leave for a person to fill in?"""
+"""Which values are left for a person to fill in, by `rayserve convert` or by an example?"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,19 +11,33 @@ from rayserve.spec.model import ClusterSpec
 
 PLACEHOLDER = "REPLACE-ME"
 """Stands in every text that a command line does not tell: alone, or as a folder of a path."""
+USUAL = re.compile(
+    r"(?<![a-z0-9])(?:(?:change|replace|fill)[-_ ]?me|path[/_-]to|your[-_ ]\w+)(?![a-z0-9])"
+    r"|\A(?:todo|fixme|tbd)\Z",
+    re.IGNORECASE,
+)
+"""What documentation and templates write in the place of a value."""
 
 
 def find_placeholder(spec: ClusterSpec) -> tuple[Loc, str] | None:
     """The first text of a spec that still holds a placeholder, and its location."""
-    return next(_held(spec.model_dump(), ()), None)
+    return next(
+        (
+            (loc, text)
+            for loc, text in texts(spec.model_dump())
+            if PLACEHOLDER in text or USUAL.search(text)
+        ),
+        None,
+    )
 
 
-def _held(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
+def texts(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, str]]:
+    """Every text in plain data, with its location."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _held(inner, (*loc, str(key)))
+            yield from texts(inner, (*loc, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _held(inner, (*loc, index))
-    elif isinstance(value, str) and PLACEHOLDER in value:
+            yield from texts(inner, (*loc, index))
+    elif isinstance(value, str):
         yield loc, value

@@ -401,7 +401,7 @@ def test_a_page_takes_no_other_places(spec, monkeypatch, name, word):
     (spec.parent / "link.html").symlink_to(spec)
     files = inventory.locate(str(spec), None)
     with pytest.raises(UsageError, match="a file for the page") as caught:
-        path_of(name, files)
+        path_of(name, planning.make_plan(files))
     assert word in caught.value.found
     assert run("cluster.yml", "--html", name).exit_code == 2 or "\x00" in name
     assert not (spec.parent / "plan.yml").exists()

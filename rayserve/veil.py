@@ -1,0 +1,36 @@
+"""Which texts may be a key or a password, so that no message and no file repeats them?"""
+
+from __future__ import annotations
+
+import re
+
+MIN_KEY_CHARACTERS = 16
+"""Of an API key; a shorter one is refused at the door (rayserve.serving.keys)."""
+_ISSUED = (
+    r"(?:(?:sk|pk|rk)-(?=[\w-]*[A-Z0-9])[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
+    r"|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{16,}|AKIA[A-Z0-9]{12,}"
+    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+)|(?<=://)[^/@\s:]+:[^/@\s]++(?=@)"
+)
+"""What providers begin their keys with, and a password in a URL."""
+_ANYWHERE = re.compile(rf"(?<![\w.-]){_ISSUED}")
+_NO_FOLDER = re.compile(rf"(?<![\w./-]){_ISSUED}")
+"""As a value of its own: a folder of a path may begin like a key."""
+_GENERATED = re.compile(
+    rf"(?=.*[0-9A-Z])(?=.*[A-Za-z])[A-Za-z0-9+=_-][A-Za-z0-9+/=_-]{{{MIN_KEY_CHARACTERS - 1},}}"
+)
+HIDDEN = "(not shown)"
+
+
+def veiled(text: str) -> str:
+    """The text without what has the form of a key or a password."""
+    return _ANYWHERE.sub(HIDDEN, text)
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a value has the form of a provider's key, or a password in a URL."""
+    return _NO_FOLDER.search(text) is not None
+
+
+def may_be_key(text: str) -> bool:
+    """Whether what should be the path of a file is rather a key: long, random, without folder or dot."""
+    return holds_secret(text) or _GENERATED.fullmatch(text) is not None

@@ -1,0 +1,92 @@
+"""Is a key that stands in the wrong place refused, and never repeated?"""
+
+from __future__ import annotations
+
+import pytest
+
+from rayserve.errors import RayserveError, SpecError, Where
+from rayserve.spec import parse_spec
+from rayserve.veil import holds_secret, may_be_key, veiled
+from tests.bad_specs import ROOT
+
+SPEC = (ROOT / "inventories" / "example" / "group_vars" / "all" / "cluster.yml").read_text()
+ISSUED = [
+    "sk-proj-SECRETSECRETSECRET1234",
+    "hf_AbCdEfGhIjKlMnOpQrStUvWx",
+    "ghp_0123456789abcdefABCDEF",
+    "AKIAIOSFODNN7EXAMPLE",
+]
+GENERATED = ["3f9a" * 16, "hY2k/9+aZ0bQ7tLmN4xW8g==", "demo-kZ0bQ7tLmN4xW8gA"]
+PLACES = {
+    "model.hf_id": ("path: /srv/models/llama-3.1-405b-instruct-w4a16", "hf_id: {}"),
+    "model.revision": ("model:\n", "model:\n    revision: {}\n"),
+    "served_name": ("served_name: chat", "served_name: {}"),
+    "env": ("  chat:\n", "  env: {{NCCL_DEBUG: {}}}\n  chat:\n"),
+    "a list of engine_args": ("  chat:\n", "  engine_args: {{a: [{{b: {}}}]}}\n  chat:\n"),
+    "an unknown key": ("  chat:\n", "  api_key: {}\n  chat:\n"),
+    "endpoint.api_key_file": ("api_key_file: /etc/rayserve/api_keys", "api_key_file: {}"),
+}
+
+
+def told(old: str, new: str) -> str:
+    """The message about the example with a part of it replaced."""
+    assert old in SPEC
+    with pytest.raises(SpecError) as caught:
+        parse_spec(SPEC.replace(old, new, 1), "cluster.yml")
+    return caught.value.message() + str(caught.value.as_dict())
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("key", ISSUED)
+def test_a_key_in_the_spec_is_refused_and_not_repeated(place, key):
+    """Wherever it stands, the message says where a key belongs, and quotes no part of it."""
+    message = told(place[0], place[1].format(key))
+    assert "the form of a key" in message
+    assert "endpoint.api_key_file" in message
+    assert key[8:] not in message
+
+
+@pytest.mark.parametrize("key", GENERATED)
+@pytest.mark.parametrize("profile", ["production", "local"])
+def test_a_key_in_place_of_its_file_is_not_repeated(monkeypatch, key, profile):
+    """Random text as `api_key_file` is taken for a key, also where a relative path would do."""
+    monkeypatch.setitem(
+        globals(), "SPEC", SPEC.replace("profile: production", f"profile: {profile}")
+    )
+    message = told("api_key_file: /etc/rayserve/api_keys", f'api_key_file: "{key}"')
+    assert "the path of a file with keys" in message
+    assert key[8:] not in message
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/rayserve/api_keys", "keys", "secrets/API-keys-2026.txt", "./Keys2026ForTheGateway"],
+)
+def test_a_path_is_no_key(path):
+    """A folder, a dot or a short name is that of a file."""
+    assert not may_be_key(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/srv/models/sk-Something-Long-2026",
+        "hf_quant_config.json",
+        "meta-llama/Llama-3.1-405B-Instruct",
+        "96d9c134141125b651234517214ac9b7808932148776464d8e8b3685161d23fd",
+        "https://hub.internal:8443/models",
+        "task-Specific-Model-2026",
+    ],
+)
+def test_names_and_digests_are_no_secrets(text):
+    """Paths, ids, digests and URLs without a password are shown."""
+    assert not holds_secret(text)
+
+
+def test_an_error_repeats_no_key():
+    """Every error drops what has the form of a key from all of its parts."""
+    key = ISSUED[0]
+    error = RayserveError(f"a {key}", found=f"'{key}'", do=f"write {key}", where=Where(key))
+    for text in (error.message(), str(error), str(error.as_dict())):
+        assert "SECRET" not in text
+    assert veiled("https://me:hunter2@hub/x") == "https://(not shown)@hub/x"
