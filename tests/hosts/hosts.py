@@ -222,15 +222,13 @@ def _most(which: int, limit: int) -> int:
 
 
 def _disks(folder: Path, count: int) -> list[tuple[int, str]]:
-    """Loop devices of 1 GiB, which the host sees as NVMe disks; `loops` remembers them."""
+    """Loop devices of 1 GiB, which the host sees as NVMe disks."""
     found = []
     for number in range(1, count + 1):
         file = folder / f"disk{number}.img"
         with file.open("ab") as disk:
             disk.truncate(2**30)
         loop = call("losetup", "--find", "--show", str(file)).strip()
-        with (folder / "loops").open("a") as loops:
-            loops.write(f"{loop}\n")
         found.append((number, loop))
     return found
 
@@ -253,9 +251,11 @@ def down(names: Sequence[str]) -> None:
     for name in names or list(addresses()):
         call(engine(), "rm", "--force", "--time=3", CHECKOUT.container(name), check=False)
         folder = CHECKOUT.folder / name
-        loops = folder / "loops"
-        for loop in loops.read_text().split() if loops.is_file() else []:
-            call("losetup", "--detach", loop, check=False)
+        for disk in folder.glob("disk*.img"):
+            # Asked of the kernel: after a reboot a number that was noted is somebody else's.
+            loops = call("losetup", "--noheadings", "--output=NAME", "--associated", str(disk))
+            for loop in loops.split():
+                call("losetup", "--detach", loop, check=False)
         shutil.rmtree(folder, ignore_errors=True)
     if not names:
         call(engine(), "network", "rm", CHECKOUT.network, check=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -43,7 +44,6 @@ def up() -> None:
             secret,
             {"ray_token": secrets.token_hex(32), "serve_api_keys": [secrets.token_urlsafe(24)]},
         )
-        secret.chmod(0o600)
     print(json.dumps(addresses))
 
 
@@ -88,8 +88,11 @@ def sums(folder: Path) -> str:
 
 
 def write(path: Path, data: dict[str, object]) -> None:
-    """Write YAML that needs no library: JSON is YAML."""
-    path.write_text(f"# Written by tests/hosts/lab.py.\n{json.dumps(data, indent=2)}\n")
+    """Write YAML that needs no library (JSON is YAML), for this user's eyes alone from the first byte on."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"# Written by tests/hosts/lab.py.\n{json.dumps(data, indent=2)}\n")
 
 
 def down() -> None:

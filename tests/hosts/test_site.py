@@ -219,11 +219,61 @@ def test_a_head_whose_ray_is_killed_serves_again(site):
     print(f"serving again after {wait_until_it_answers(site):.0f} s")
 
 
-def inventory_without(name):
-    """A copy of the lab's inventory whose plan has one host less; the host is in the group `retired`."""
-    copy = ROOT / "build" / "retired"
+def copied_inventory(name):
+    """A copy of the lab's inventory under build/."""
+    copy = ROOT / "build" / name
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(INVENTORY, copy)
+    return copy
+
+
+def refused(*arguments, inventory=INVENTORY, playbook="site.yml"):
+    """What a playbook says that has to fail."""
+    with pytest.raises(AssertionError) as told:
+        play(*arguments, inventory=inventory, playbook=playbook)
+    return str(told.value)
+
+
+def test_rules_that_somebody_flushed_are_seen_and_loaded_again(bare, site):
+    """Without its table a host fails `verify`, the next run loads it, and a reload of nftables keeps it."""
+    other = bare["node2"]
+    ssh(other, "sudo nft flush ruleset")
+    assert "no such table" in refused(playbook="playbooks/verify.yml")
+    counts = play(playbook="playbooks/hosts.yml")
+    assert {name: one["changed"] for name, one in counts.items()} == {"node1": 0, "node2": 1}
+    ssh(other, "sudo systemctl start nftables")
+    play(playbook="playbooks/hosts.yml")
+    for verb in ("reload", "restart"):
+        ssh(other, f"sudo systemctl {verb} nftables")
+        assert "policy drop" in ssh(other, "sudo nft list chain inet rayserve input")
+
+
+def test_a_plan_that_ray_does_not_fit_is_not_deployed(bare, site):
+    """Serve's replicas stay while Ray lacks the plan's environment, at a second run too; a restart brings both."""
+    copy = copied_inventory("restart")
+    plan = copy / "group_vars/all/plan.yml"
+    text = plan.read_text().replace(
+        "RAY_worker_niceness, value: '0'", "RAY_worker_niceness, value: '1'"
+    )
+    assert text != plan.read_text()
+    plan.write_text(text)
+    before = process_of_ray(site)
+    for _ in range(2):
+        assert "nothing was deployed" in refused(inventory=copy)
+        assert chat(site, secret("serve_api_keys")[0])[0] == 200
+    assert process_of_ray(site) == before
+    play("-e", "ray_allow_restart=true", inventory=copy)
+    assert process_of_ray(site) != before
+    environ = ssh(site, "sudo cat /proc/$(systemctl show ray -P MainPID)/environ | tr '\\0' '\\n'")
+    assert "RAY_worker_niceness=1" in environ.splitlines()
+    wait_until_it_answers(site)
+    play("-e", "ray_allow_restart=true")
+    wait_until_it_answers(site)
+
+
+def inventory_without(name):
+    """A copy of the lab's inventory whose plan has one host less; the host is in the group `retired`."""
+    copy = copied_inventory("retired")
     hosts = json.loads((copy / "hosts.yml").read_text().partition("\n")[2])
     groups = hosts["all"]["children"]
     groups["retired"] = {"hosts": {name: groups["cpu"]["hosts"].pop(name)}}
@@ -301,6 +351,49 @@ def test_a_host_joins_a_cluster_that_serves(bare, site):
     assert set(client.statuses) == {200}
     assert alive(site) == sorted(bare.values())
     assert process_of_ray(site) == before
+
+
+def own_certificate():
+    """A PEM with a certificate for one DNS name, signed by an authority that nobody trusts, and its key."""
+    folder = LAB / "own"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    call(
+        "openssl",
+        "req",
+        "-x509",
+        *new,
+        "-subj",
+        "/CN=authority",
+        "-keyout",
+        folder / "ca.key",
+        "-out",
+        folder / "ca.pem",
+    )
+    call(
+        "openssl", "req", "-x509", *new, "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key", "-subj", "/CN=own",
+        "-addext", "subjectAltName=DNS:*.own.test", "-addext", "basicConstraints=critical,CA:FALSE",
+        "-keyout", folder / "key.pem", "-out", folder / "cert.pem",
+    )  # fmt: skip
+    pem = folder / "gateway.pem"
+    pem.write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
+    return pem
+
+
+def test_verify_asks_by_a_name_of_the_certificate(site):
+    """A certificate of your own, which names no address, is loaded in place of the old one, and `verify` asks by its name."""
+    own = ("-e", f"gateway_certificate={own_certificate()}", "-e", "gateway_self_signed=false")
+    play(*own, playbook="playbooks/gateway.yml")
+    play(*own, playbook="playbooks/verify.yml")
+    with socket.create_connection((site, 443), timeout=10) as plain:
+        context = ssl.create_default_context(cafile=LAB / "own/ca.pem")
+        with context.wrap_socket(plain, server_hostname="gateway.own.test") as secured:
+            assert ("DNS", "*.own.test") in secured.getpeercert()["subjectAltName"]
+    ssh(site, "sudo rm /etc/haproxy/tls/gateway.pem /etc/haproxy/tls/gateway.pem.key")
+    play(playbook="playbooks/gateway.yml")
+    certificate.cache_clear()
+    assert chat(site, secret("serve_api_keys")[0])[0] == 200
 
 
 def test_teardown_leaves_hosts_open_and_empty(bare, site):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import jinja2
 import pytest
@@ -127,18 +129,20 @@ def render(template, **variables):
         trim_blocks=True, undefined=jinja2.StrictUndefined, autoescape=False
     )
     text = (ROOT / "roles" / template).read_text()
-    data = read_yaml(str(PLAN))
-    return environment.from_string(text).render(ansible_managed="managed", **data, **variables)
+    data = read_yaml(str(PLAN)) | variables
+    return environment.from_string(text).render(ansible_managed="managed", **data)
 
 
 def test_ray_gets_the_environment_of_the_plan(monkeypatch):
     """The file that systemd reads says what `rayserve env` prints on a host, path of the command included."""
-    monkeypatch.setattr(ingress, "_command", lambda command: f"/opt/rayserve/current/bin/{command}")
+    monkeypatch.setattr(ingress, "_command", lambda command: f"/opt/rayserve/venvs/a/bin/{command}")
     text = render(
         "ray/templates/ray.env.j2",
-        ray_root="/opt/rayserve",
+        ray_venv="/opt/rayserve/venvs/a",
         ray_node_ip="192.0.2.1",
-        ray_temp_dir="/r",
+        ray__work_dir="/r",
+        ray_digest="0",
+        ray_replica_digest="1",
     )
     lines = [line.partition("=") for line in text.splitlines() if not line.startswith("#")]
     written = {key: value for key, _, value in lines}
@@ -147,19 +151,72 @@ def test_ray_gets_the_environment_of_the_plan(monkeypatch):
     assert wanted.items() <= written.items()
     assert written.keys() - wanted.keys() == {
         "RAY_AUTH_TOKEN_PATH", "PATH", "RAY_TMPDIR", "VLLM_CACHE_ROOT", "VLLM_HOST_IP",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "RAYSERVE_RAY_DIGEST", "RAYSERVE_REPLICA_DIGEST",
     }  # fmt: skip
+
+
+UNTIL_TOLD = ROOT / "roles/ray/files/until_told.py"
+LIKE_RAY = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(sys.argv[1])))
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("own, seen", [(1, 0), (0, 0), (3, 3)])
+def test_a_told_stop_is_no_failure(own, seen):
+    """Told to stop, a command that ends with 1 as Ray does has stopped well; any other code is its own."""
+    command = [sys.executable, UNTIL_TOLD, sys.executable, "-c", LIKE_RAY, str(own)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        process.terminate()
+        assert process.wait(timeout=20) == seen
+
+
+@pytest.mark.parametrize(
+    "ending, seen",
+    [("sys.exit(1)", 1), ("sys.exit(0)", 0), ("os.kill(os.getpid(), 9)", 128 + 9)],
+)
+def test_a_command_that_ends_by_itself_ends_as_it_did(ending, seen):
+    """Without being told, Ray's 1 stays the failure that it is, and a killed command is none that ended well."""
+    code = f"import os, sys; {ending}"
+    done = subprocess.run(
+        [sys.executable, UNTIL_TOLD, sys.executable, "-c", code], timeout=20, check=False
+    )
+    assert done.returncode == seen
+
+
+def test_the_gates_before_ray_are_not_covered_by_what_excuses_its_stop():
+    """The unit has no SuccessExitStatus, which would hold for a broken ExecStartPre as well."""
+    assert "SuccessExitStatus=" not in (ROOT / "roles/ray/templates/ray.service.j2").read_text()
+
+
+GATEWAY = {
+    "gateway_max_connections": 10,
+    "gateway_admin_user": "rayserve",
+    "gateway_port": 443,
+    "gateway_stream_s": 77,
+    "gateway_servers": ["192.0.2.2", "192.0.2.1"],
+}
+
+
+@pytest.mark.parametrize(
+    "environment, seconds",
+    [([{"name": "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "value": "235"}], 235), ([], 77)],
+)
+def test_the_gateway_lets_streams_run_as_long_as_serve_does(environment, seconds):
+    """The plan's limit holds; with Serve's own proxy, for which the plan has none, the role's."""
+    plan = read_yaml(str(PLAN))[PLAN_KEY] | {"environment": environment}
+    text = render("gateway/templates/haproxy.cfg.j2", **GATEWAY, **{PLAN_KEY: plan})
+    assert f"timeout server {seconds}s\n" in text
+    assert f"hard-stop-after {seconds}s\n" in text
 
 
 def test_the_gateway_passes_to_the_revision_alone():
     """Every path from outside gets the revision's prefix, so that Serve's own paths have no way through."""
     plan = read_plan(str(PLAN))
-    text = render(
-        "gateway/templates/haproxy.cfg.j2",
-        gateway_max_connections=10,
-        gateway_admin_user="rayserve",
-        gateway_port=443,
-        gateway_servers=["192.0.2.2", "192.0.2.1"],
-    )
+    text = render("gateway/templates/haproxy.cfg.j2", **GATEWAY)
     assert f"http-request set-path /{plan.revision}%[path]\n" in text
     assert text.count("bind ") == 1
     assert re.findall(r"server (\S+) (\S+)\n", text) == [
