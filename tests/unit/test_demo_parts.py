@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayserve.clients import app_status
+from rayserve.clients import ServeDetails, app_status
 from rayserve.demo import cluster, host, local_ray, logs
 from rayserve.demo.interrupts import Interrupted, Interrupts
 from rayserve.demo.progress import Progress
@@ -321,10 +321,10 @@ def test_state_of_an_application():
         },
         "proxies": {"n": {"status": "HEALTHY"}},
     }
-    status = app_status(json.loads(json.dumps(details)), "a")
+    status = app_status(ServeDetails.model_validate_json(json.dumps(details)), "a")
     assert (status.state, status.message) == ("DEPLOYING", "failed to start 1 times")
     assert status.proxies_healthy
-    assert app_status({}, "a").state == ""
+    assert app_status(ServeDetails(applications={}), "a").state == ""
 
 
 @pytest.mark.parametrize(
@@ -335,4 +335,4 @@ def test_a_replica_counts_that_takes_requests(state, serves):
     """One that starts or stops serves nobody; one that takes new limits does."""
     replicas = [{"state": "STARTING"}, {"state": state}]
     details = {"applications": {"a": {"deployments": {"Engine": {"replicas": replicas}}}}}
-    assert app_status(details, "a").has_replica is serves
+    assert app_status(ServeDetails.model_validate(details), "a").has_replica is serves
