@@ -5,11 +5,12 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import re
 import socket
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -26,12 +27,16 @@ MAX_ANSWER_BYTES: Final = 8 * 1024**2
 """Of one answer. Serve's own takes about a kilobyte for each replica."""
 MAX_SHOWN: Final = 2000
 """Characters of an answer that a message repeats."""
+MAX_MESSAGE: Final = 64 * 1024
+"""Characters of the messages of an application: tracebacks of its replicas."""
 REFUSALS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 """Answers that waiting does not change."""
 ELSEWHERE: Final = frozenset({301, 302, 303, 307, 308, 404, 405})
 """Answers of a program that has nothing at this path."""
 IDLE_STATES: Final = frozenset({"STARTING", "STOPPING", "STOPPED"})
 """Of a replica that takes no request."""
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""Colours, which Ray's own tracebacks have."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,9 @@ class ServeApi:
 
     def status(self, app: str) -> AppStatus:
         """State of an application."""
-        return app_status(self._details(), app)
+        found = app_status(self._details(), app)
+        message = self._shown(found.message, MAX_MESSAGE)
+        return replace(found, state=self._shown(found.state), message=message)
 
     def deploy(self, config: dict[str, Any]) -> None:
         """Make `config` the whole of what Serve runs; Serve answers before it has built anything."""
@@ -119,7 +126,8 @@ class ServeApi:
             raise self._stranger(text) from None
 
     def _stranger(self, said: str) -> OSError:
-        return OSError(f"{self.url} does not answer as Ray's dashboard does: {said[:80]!r}")
+        told = self._shown(said, 80)
+        return OSError(f"{self.url} does not answer as Ray's dashboard does: {told!r}")
 
     def _call(
         self, method: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
@@ -130,11 +138,10 @@ class ServeApi:
         try:
             status, text = _answer(url, timeout_s, method=method, body=content, headers=headers)
         except OSError as error:
-            raise OSError(self._without_token(str(error))) from None
-        text = self._without_token(text)
+            raise OSError(self._shown(str(error))) from None
         if status == HTTPStatus.OK:
             return text
-        shown = _shown(text)
+        shown = self._shown(text)
         if status in REFUSALS:
             raise HostError(
                 "the token that Ray's dashboard asks for",
@@ -145,9 +152,14 @@ class ServeApi:
             raise self._stranger(f"HTTP {status} {shown}".strip())
         raise OSError(f"HTTP {status} from {self.url}: {shown}")
 
-    def _without_token(self, text: str) -> str:
-        # Whatever listens on the port may repeat what it was sent, and messages go to the journal.
-        return text.replace(self._token, "(the token)") if self._token else text
+    def _shown(self, text: str, most: int = MAX_SHOWN) -> str:
+        """What was answered as a message repeats it: without the token, and nothing commands a terminal.
+
+        Whatever listens on the port may repeat what it was sent, and messages go to the journal.
+        """
+        text = text.replace(self._token, "(the token)") if self._token else text
+        plain = _STYLE.sub("", text.strip()[:most])
+        return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in plain)
 
 
 def app_status(details: ServeDetails, app: str) -> AppStatus:
@@ -221,7 +233,7 @@ def _answer(
     except TimeoutError:
         raise OSError(f"no whole answer from {url} within {timeout_s:.0f} s") from None
     except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"a broken answer: {repr(error)[:MAX_SHOWN]}") from None
+        raise OSError(f"a broken answer: {type(error).__name__}: {error}") from None
 
 
 def _read(connection: socket.socket, deadline: float) -> tuple[int, str]:
@@ -271,12 +283,6 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _shown(text: str) -> str:
-    """An answer as a message repeats it: no byte of it commands a terminal."""
-    kept = text.strip()[:MAX_SHOWN]
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in kept)
 
 
 def read_token(path: str) -> str:

@@ -163,6 +163,7 @@ def test_the_token_goes_to_the_dashboard_alone(status):
         http("500 Oops", b"x" * (MAX_SHOWN - 3) + TOKEN.encode()),
         http("302 Found", TOKEN.encode()),
         TOKEN.encode() + b"\r\n\r\n",
+        b"x" * (MAX_SHOWN - 40) + TOKEN.encode() * 4 + b"\r\n\r\n",
     ],
 )
 def test_an_answer_is_repeated_without_the_token(reply):
@@ -175,12 +176,16 @@ def test_an_answer_is_repeated_without_the_token(reply):
 
 
 def test_no_answer_commands_a_terminal():
-    """Control characters of an answer are shown as question marks, and pages are cut."""
-    with answering(http("500 Oops", b"\x1b[31mred\x07" + b"x" * 10_000)) as (port, _):
+    """Colours are left out, other control characters become question marks, and pages are cut."""
+    with answering(http("500 Oops", b"\x1b[31mred\x07\x1b]0;x" + b"x" * 10_000)) as (port, _):
         with pytest.raises(OSError, match="red") as error:
             ServeApi(port, TOKEN).deploy({})
-        assert "?[31mred?" in str(error.value)
+        assert ": red??]0;xx" in str(error.value)
         assert len(str(error.value)) < MAX_SHOWN + 100
+    app = {"status": "DEPLOY_FAILED", "message": f"\x1b[36mray::x\x1b[39m\x07 {TOKEN}\nline"}
+    with answering(http("200 OK", serve_answer(applications={APP: app}))) as (port, _):
+        message = ServeApi(port, TOKEN).status(APP).message
+    assert message == "ray::x? (the token)\nline"
 
 
 @contextmanager
@@ -320,10 +325,13 @@ def test_a_port_that_asks_for_a_key_is_no_replica():
 
 
 def test_one_application_is_taken_away_and_the_others_stay():
-    """The config keeps what was deployed by config, and leaves out what `serve.run` brought."""
+    """The config keeps what was deployed by config, to the letter, and leaves out what `serve.run` brought."""
     details = {
         "applications": {
-            "old": {"status": "RUNNING", "deployed_app_config": {"name": "old", "args": {"x": 1}}},
+            "old": {
+                "status": "RUNNING",
+                "deployed_app_config": {"name": "old", "args": {"x": TOKEN}},
+            },
             "bad": {"status": "DEPLOY_FAILED", "deployed_app_config": {"name": "bad"}},
             "by-hand": {"status": "RUNNING", "deployed_app_config": None},
         }
@@ -337,7 +345,7 @@ def test_one_application_is_taken_away_and_the_others_stay():
     assert head.startswith(b"PUT /api/serve/applications/ ")
     assert json.loads(body) == {
         "http_options": {"port": 8000},
-        "applications": [{"name": "old", "args": {"x": 1}}],
+        "applications": [{"name": "old", "args": {"x": TOKEN}}],
     }
 
 
