@@ -101,8 +101,8 @@ class LocalRay:
             self.check_running()
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"Ray's dashboard within {START_TIMEOUT_S:.0f} s",
-                    found=f"on {self.api.url}: {missing}",
+                    f"Ray's dashboard on {self.api.url} within {START_TIMEOUT_S:.0f} s",
+                    found=missing,
                     do=f"read {self.log}; is the machine overloaded?",
                 )
             tick("head, dashboard, agents")

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,7 +19,7 @@ from rayserve.demo import cluster, host, local_ray, logs
 from rayserve.demo.interrupts import Interrupted, Interrupts
 from rayserve.demo.progress import Progress
 from rayserve.demo.workdir import Running, WorkDir
-from rayserve.errors import HostError
+from rayserve.errors import HostError, StartError
 from rayserve.spec import parse_spec
 
 REPOSITORY = Path(__file__).parents[2]
@@ -307,6 +308,19 @@ def test_every_port_of_ray_is_chosen(tmp_path):
     assert command[command.index("--dashboard-port") + 1] == str(ports["dashboard"])
     assert command[command.index("--num-gpus") + 1] == "8"
     assert all(option in command for option in local_ray.RAY_PORTS.values())
+
+
+def test_a_dashboard_that_does_not_come_is_told_with_what_was_seen(tmp_path, monkeypatch):
+    """Another program on its port is not called silence."""
+    stranger = "does not answer as Ray's dashboard does: '<html>'"
+    api = SimpleNamespace(url="http://127.0.0.1:1", missing=lambda: stranger)
+    process = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(local_ray, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(local_ray, "POLL_S", 0.0)
+    ray = local_ray.LocalRay("id", tmp_path, tmp_path / "log", api, process, None)
+    with pytest.raises(StartError, match=r"127\.0\.0\.1:1 within 0 s") as error:
+        ray.wait_until_up(lambda _text: None)
+    assert error.value.found == stranger
 
 
 def test_state_of_an_application():
