@@ -81,6 +81,8 @@ badinput: setup ## bad requests and bad specs: is each answered with the right e
 bench-planner: setup ## all of the planner's benchmarks, one table (CASES="a.json b.json" CONFIGS=models.json)
 	@$(PYTHON) -m benchmarks.planner_report $(CASES) $(if $(CONFIGS),--configs $(CONFIGS))
 
-clean: ## remove .venv and everything built
-	rm -rf .venv .venv-ansible build dist *.egg-info .hypothesis .import_linter_cache
+clean: ## remove .venv and everything built; what `make bench` measured stays
+	rm -rf .venv .venv-ansible dist *.egg-info .hypothesis .import_linter_cache
+	if [ -d build ]; then find build -mindepth 1 ! -path build/bench ! -path build/bench/runs \
+	    ! -path 'build/bench/runs/*' -delete; fi
 	find rayserve tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -239,13 +239,15 @@ def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_js
     On the head, as the user of Ray. What runs already is left alone, what has failed is tried anew.
     """
     from dataclasses import asdict
+    from functools import partial
 
     from rayserve.clients import ServeApi, read_token
     from rayserve.deploy import deploy as make_it_run
     from rayserve.inventory import read_plan
 
     token = read_token(token_file) if token_file else ""
-    done = make_it_run(read_plan(plan_file), ServeApi(dashboard_port, token))
+    serve = ServeApi(dashboard_port, token)
+    done = make_it_run(read_plan(plan_file), serve, tell=partial(click.echo, err=True))
     text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
     click.echo(json.dumps({"format": FORMAT} | asdict(done)) if as_json else text)
 

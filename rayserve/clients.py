@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
+import re
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ValidationError
 
 from rayserve.errors import HostError, Where
 
 TIMEOUT_S = 10.0
 TAKE_CONFIG_TIMEOUT_S = 120.0
 """Serve answers a config once its controller and proxies run, which a busy host starts slowly."""
+MAX_ANSWER_BYTES: Final = 8 * 1024**2
+"""Of one answer. Serve's own takes about a kilobyte for each replica."""
+MAX_SHOWN: Final = 2000
+"""Characters of an answer that a message repeats."""
+MAX_MESSAGE: Final = 64 * 1024
+"""Characters of the messages of an application: tracebacks of its replicas."""
 REFUSALS: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 """Answers that waiting does not change."""
+ELSEWHERE: Final = frozenset({301, 302, 303, 307, 308, 404, 405})
+"""Answers of a program that has nothing at this path."""
 IDLE_STATES: Final = frozenset({"STARTING", "STOPPING", "STOPPED"})
 """Of a replica that takes no request."""
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""Colours, which Ray's own tracebacks have."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +51,39 @@ class AppStatus:
     """Whether one of its replicas takes requests."""
 
 
+class _Replica(BaseModel):
+    state: str = ""
+
+
+class _Deployment(BaseModel):
+    message: str = ""
+    replicas: list[_Replica] = []
+
+
+class _Application(BaseModel):
+    status: str = ""
+    message: str = ""
+    deployments: dict[str, _Deployment] = {}
+    deployed_app_config: dict[str, Any] | None = None
+
+
+class _Proxy(BaseModel):
+    status: str = ""
+
+
+class ServeDetails(BaseModel):
+    """What is read of the answer to GET /api/serve/applications/."""
+
+    applications: dict[str, _Application]
+    proxies: dict[str, _Proxy] | None = None
+
+
 class ServeApi:
-    """Talks to one dashboard on loopback.
+    """Talks to one dashboard on loopback, and to nobody that it may point to.
 
     Its methods raise:
         OSError: the dashboard is not there, is busy, refuses, or does not answer as Serve does; the
-            message says which.
+            message says which, and repeats what was answered without the token.
         HostError: it does not take the token.
     """
 
@@ -47,21 +91,25 @@ class ServeApi:
         self.url = f"http://127.0.0.1:{port}"
         self._token = token
 
-    def is_up(self) -> bool:
-        """Whether Serve's REST interface answers."""
+    def missing(self) -> str:
+        """What Serve's REST interface does in place of answering; empty where it answers."""
         try:
             self._details()
-        except OSError:
-            return False
-        return True
+        except OSError as error:
+            return str(error)
+        return ""
 
     def status(self, app: str) -> AppStatus:
         """State of an application."""
-        return app_status(self._details(), app)
+        found = app_status(self._details(), app)
+        message = self._shown(found.message, MAX_MESSAGE)
+        return replace(found, state=self._shown(found.state), message=message)
 
     def deploy(self, config: dict[str, Any]) -> None:
         """Make `config` the whole of what Serve runs; Serve answers before it has built anything."""
-        self._call("PUT", config, timeout_s=TAKE_CONFIG_TIMEOUT_S)
+        text = self._call("PUT", config, timeout_s=TAKE_CONFIG_TIMEOUT_S)
+        if text and not _is_json(text):
+            raise self._stranger(text)
 
     def take_away(self, app: str, config: dict[str, Any]) -> None:
         """Make Serve delete one application, with the settings of `config` and all others as they are.
@@ -70,64 +118,72 @@ class ServeApi:
         """
         self.deploy({**config, "applications": others(self._details(), app)})
 
-    def _details(self) -> dict[str, Any]:
+    def _details(self) -> ServeDetails:
         text = self._call("GET")
         try:
-            details = json.loads(text)
-        except ValueError:
-            details = None
-        if isinstance(details, dict) and isinstance(details.get("applications"), dict):
-            return details
-        raise OSError(f"{self.url} does not answer as Ray's dashboard does: {text[:80]!r}")
+            return ServeDetails.model_validate_json(text)
+        except ValidationError:
+            raise self._stranger(text) from None
+
+    def _stranger(self, said: str) -> OSError:
+        told = self._shown(said, 80)
+        return OSError(f"{self.url} does not answer as Ray's dashboard does: {told!r}")
 
     def _call(
         self, method: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> str:
-        request = urllib.request.Request(  # noqa: S310 - http on loopback, by construction
-            f"{self.url}/api/serve/applications/",
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={
-                "Content-Type": "application/json",
-                "Authorization": f"Bearer {self._token}",
-            },
-        )
-        status, text = _answer(request, timeout_s)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"}
+        content = None if body is None else json.dumps(body).encode()
+        url = f"{self.url}/api/serve/applications/"
+        try:
+            status, text = _answer(url, timeout_s, method=method, body=content, headers=headers)
+        except OSError as error:
+            raise OSError(self._shown(str(error))) from None
+        if status == HTTPStatus.OK:
+            return text
+        shown = self._shown(text)
         if status in REFUSALS:
             raise HostError(
                 "the token that Ray's dashboard asks for",
-                found=f"HTTP {status}: {text.strip()[:200]}",
+                found=f"HTTP {status}: {shown[:200]}",
                 do="run this as the user of Ray, with the RAY_AUTH_TOKEN_PATH that Ray was started with",
             )
-        if status != HTTPStatus.OK:
-            raise OSError(f"HTTP {status} from Ray's dashboard: {text.strip()[:2000]}")
-        return text
+        if status in ELSEWHERE:
+            raise self._stranger(f"HTTP {status} {shown}".strip())
+        raise OSError(f"HTTP {status} from {self.url}: {shown}")
+
+    def _shown(self, text: str, most: int = MAX_SHOWN) -> str:
+        """What was answered as a message repeats it: without the token, and nothing commands a terminal.
+
+        Whatever listens on the port may repeat what it was sent, and messages go to the journal.
+        """
+        text = text.replace(self._token, "(the token)") if self._token else text
+        plain = _STYLE.sub("", text.strip()[:most])
+        return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in plain)
 
 
-def app_status(details: dict[str, Any], app: str) -> AppStatus:
-    """The state of one application in the answer of GET /api/serve/applications/."""
-    found = details.get("applications", {}).get(app, {})
-    deployments = found.get("deployments", {}).values()
-    messages = [found.get("message", "")]
-    messages += [one.get("message", "") for one in deployments]
-    proxies = (details.get("proxies") or {}).values()
-    replicas = [replica for one in deployments for replica in one.get("replicas", [])]
+def app_status(details: ServeDetails, app: str) -> AppStatus:
+    """The state of one application."""
+    found = details.applications.get(app, _Application())
+    deployments = found.deployments.values()
+    messages = [found.message, *(one.message for one in deployments)]
+    replicas = [replica for one in deployments for replica in one.replicas]
     return AppStatus(
-        state=found.get("status", ""),
+        state=found.status,
         message="\n".join(dict.fromkeys(text for text in messages if text)),
-        proxies_healthy=any(proxy.get("status") == "HEALTHY" for proxy in proxies),
-        has_replica=any(replica.get("state") not in IDLE_STATES for replica in replicas),
+        proxies_healthy=any(
+            proxy.status == "HEALTHY" for proxy in (details.proxies or {}).values()
+        ),
+        has_replica=any(replica.state not in IDLE_STATES for replica in replicas),
     )
 
 
-def others(details: dict[str, Any], app: str) -> list[dict[str, Any]]:
-    """The configs of all applications but one in the same answer.
+def others(details: ServeDetails, app: str) -> list[dict[str, Any]]:
+    """The configs of all applications but one.
 
     Those that were not deployed by config have none, and Serve keeps them whatever config it is given.
     """
-    configs = {
-        name: one.get("deployed_app_config") for name, one in details["applications"].items()
-    }
+    configs = {name: one.deployed_app_config for name, one in details.applications.items()}
     return [config for name, config in configs.items() if name != app and config]
 
 
@@ -150,25 +206,83 @@ def answers(url: str) -> bool:
     return status == HTTPStatus.OK
 
 
-def _answer(request: urllib.request.Request | str, timeout_s: float) -> tuple[int, str]:
-    """Status and text of the answer to a request.
+def _answer(
+    url: str,
+    timeout_s: float,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
+    """Status and text of the answer of this very server: no proxy, and no redirect is followed.
+
+    `timeout_s` is for the whole of it, however little comes at a time.
 
     Raises:
         OSError: there is none that could be read; the message says why.
     """
-    # No proxy from the environment stands between a process and its own machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + timeout_s
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=timeout_s)
     try:
-        try:
-            answer = opener.open(request, timeout=timeout_s)
-        except urllib.error.HTTPError as error:
-            answer = error  # an answer all the same
-        with answer:
-            return answer.status, answer.read().decode(errors="replace")
-    except urllib.error.URLError as error:
-        raise OSError(str(error.reason)) from None
+        with closing(connection):
+            connection.connect()
+            asked = {**(headers or {}), "Connection": "close"}
+            connection.request(method, parts.path, body, asked)
+            return _read(connection.sock, deadline)
+    except TimeoutError:
+        raise OSError(f"no whole answer from {url} within {timeout_s:.0f} s") from None
     except (http.client.HTTPException, ValueError) as error:
-        raise OSError(f"a broken answer: {error!r}") from None
+        raise OSError(f"a broken answer: {type(error).__name__}: {error}") from None
+
+
+def _read(connection: socket.socket, deadline: float) -> tuple[int, str]:
+    # HTTPResponse asks a socket for nothing but a file to read from.
+    answer = http.client.HTTPResponse(_Timed(connection, deadline))  # type: ignore[arg-type]
+    with closing(answer):
+        answer.begin()
+        content = answer.read(MAX_ANSWER_BYTES + 1)
+        if len(content) > MAX_ANSWER_BYTES:
+            raise OSError(f"an answer of more than {MAX_ANSWER_BYTES // 1024**2} MiB")
+        if answer.length:  # read() with a limit does not say so itself
+            raise http.client.IncompleteRead(content, answer.length)
+        return answer.status, content.decode(errors="replace")
+
+
+class _Timed(io.RawIOBase):
+    """Reads from a socket until a deadline: its own timeout begins anew with each byte."""
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        self._connection = connection
+        self._deadline = deadline
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """The file that HTTPResponse reads."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        """It is; for BufferedReader."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Bytes that are there, at least one unless the server has ended.
+
+        Raises:
+            TimeoutError: the deadline is over.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def read_token(path: str) -> str:

@@ -22,6 +22,10 @@ DASHBOARD_S: Final = 180.0
 BEYOND_ENGINE_S: Final = 120.0
 """On top of the engine's own start budget: Serve's actors, the ingress, imports."""
 POLL_S: Final = 2.0
+TELL_S: Final = 30.0
+"""Between two words on a wait that goes on."""
+SHOWN: Final = 300
+"""Characters of what is seen, in a word on the wait."""
 
 _READ_THE_LOG: Final = "read the replica's log under session_latest/logs/serve in Ray's folder"
 
@@ -65,21 +69,29 @@ class _Pace:
 
     clock: Callable[[], float]
     sleep: Callable[[float], None]
+    tell: Callable[[str], None]
 
     def until(self, probe: Callable[[], _Value], limit_s: float, *, needed: str, do: str) -> _Value:
         """What `probe` returns, once it neither raises `_NotYet` nor finds the dashboard away.
 
+        Told is what is waited for, and at times what is seen.
+
         Raises:
             StartError: it was asked for longer than `limit_s`; the message says what was seen last.
         """
-        began = self.clock()
+        began = told = self.clock()
+        self.tell(f"waiting for {needed}, at most {limit_s:.0f} s")
         while True:
             try:
                 return probe()
             except (_NotYet, OSError) as error:
                 seen = str(error)
-            if self.clock() - began > limit_s:
+            now = self.clock()
+            if now - began > limit_s:
                 raise StartError(f"{needed} within {limit_s:.0f} s", found=seen, do=do)
+            if now - told >= TELL_S:
+                told = now
+                self.tell(f"  after {now - began:.0f} s: {_one_line(seen)}")
             self.sleep(POLL_S)
 
 
@@ -90,8 +102,11 @@ def deploy(
     is_ready: Callable[[str], bool] = answers,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    tell: Callable[[str], None] = lambda _line: None,
 ) -> Deployed:
     """Deploy the plan's revision and wait until it takes requests on this host.
+
+    `tell` is given a line on each wait, and more while it lasts.
 
     Raises:
         HostError: Ray does not take the token, or another program has the port.
@@ -100,12 +115,12 @@ def deploy(
     config = serve_config(plan)
     app = str(config["applications"][0]["name"])
     url = f"http://127.0.0.1:{plan.endpoint.port}/{plan.revision}"
-    pace = _Pace(clock, sleep)
+    pace = _Pace(clock, sleep, tell)
     before = pace.until(
         lambda: serve.status(app),
         DASHBOARD_S,
         needed="Ray's dashboard",
-        do="systemctl status ray; journalctl -u ray",
+        do="systemctl status ray; journalctl -u ray; `ss -ltnp` shows which program has the port",
     )
     ordered = clock()
     if _is_dead(before):
@@ -126,6 +141,11 @@ def deploy(
     return Deployed(app, url, clock() - ordered)
 
 
+def _one_line(text: str) -> str:
+    """The beginning of what may be pages of a replica's traceback."""
+    return " ".join(text.split())[:SHOWN]
+
+
 def _order(put: Callable[[], None]) -> None:
     try:
         put()
@@ -133,7 +153,8 @@ def _order(put: Callable[[], None]) -> None:
         raise StartError(
             "Ray Serve to take the generated config",
             found=str(error),
-            do="is the plan of this version of rayserve? `rayserve plan` writes it anew",
+            do="is the plan of this version of rayserve? `rayserve plan` writes it anew; where the answer "
+            "is not Serve's, journalctl -u ray",
         ) from error
 
 

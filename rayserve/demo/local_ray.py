@@ -97,12 +97,12 @@ class LocalRay:
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         time.sleep(POLL_S)
-        while not self.api.is_up():
+        while missing := self.api.missing():
             self.check_running()
             if time.monotonic() > deadline:
                 raise StartError(
-                    f"Ray's dashboard within {START_TIMEOUT_S:.0f} s",
-                    found="no answer on " + self.api.url,
+                    f"Ray's dashboard on {self.api.url} within {START_TIMEOUT_S:.0f} s",
+                    found=missing,
                     do=f"read {self.log}; is the machine overloaded?",
                 )
             tick("head, dashboard, agents")

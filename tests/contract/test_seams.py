@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+from types import SimpleNamespace
 
 import pytest
+
+from rayserve.serving import guards
+from tests.errors_of import error_of
 
 
 def test_serve_sets_the_flag_that_the_drain_probe_reads():
@@ -152,3 +156,20 @@ def test_a_gpu_that_cannot_be_named_costs_no_start(monkeypatch):
     assert device_name(0) == ""
     Platform.error = NotImplementedError()
     assert device_name(0) == ""
+
+
+@pytest.mark.parametrize(
+    "host, bound", [("0.0.0.0", "0.0.0.0"), (None, "0.0.0.0"), ("127.0.0.1", "127.0.0.1")]
+)
+def test_serve_itself_says_where_it_listens(monkeypatch, host, bound):
+    """Its running config is asked, and a door without keys opens behind loopback alone."""
+    from ray.serve.config import HTTPOptions
+
+    options = HTTPOptions(host=host)
+    monkeypatch.setattr(
+        "ray.serve.context._get_global_client", lambda: SimpleNamespace(http_config=options)
+    )
+    assert guards.serve_host() == bound
+    error = error_of(guards.check_keys, "", "local", {}, guards.serve_host)
+    assert (error is None) is (bound == "127.0.0.1")
+    assert error is None or error.found == f"none, and Serve listens on {bound}"

@@ -11,6 +11,10 @@ import pytest
 
 from benchmarks.census import gauges, wait_idle
 
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+"""How a model of this parser calls the tool."""
+SAYS_CALL = {"structured_outputs": {"choice": [CALL]}}
+"""Makes the demo's model, which has no mind of its own, say exactly this."""
 QUESTION = [{"role": "user", "content": "What does a reader notice first?"}]
 EXACT = {"extra_body": {"temperature": 0}}
 """For the anthropic client, whose methods no longer take a temperature."""
@@ -29,6 +33,14 @@ WEATHER = {
             "additionalProperties": False,
         },
     },
+}
+CHOSEN = {"type": "function", "function": WEATHER["function"] | {"strict": False}}
+"""The same, of whose calls the engine does not enforce the form."""
+CLAUDE_WEATHER = {
+    "name": "weather",
+    "description": "The weather in a city",
+    "input_schema": WEATHER["function"]["parameters"],
+    "strict": True,  # else the engine enforces the form of no call
 }
 VERDICT = {
     "type": "object",
@@ -132,6 +144,47 @@ def test_a_forced_tool_is_called(client, served):
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["city"] in {"Bern", "Oslo"}
+
+
+def call_in_pieces(events) -> tuple[list[str], list[str]]:
+    """Names and pieces of arguments of the tool calls in a stream."""
+    deltas = [event.choices[0].delta for event in events if event.choices]
+    calls = [call.function for delta in deltas for call in delta.tool_calls or []]
+    return [x.name for x in calls if x.name], [x.arguments for x in calls if x.arguments]
+
+
+def test_a_forced_tool_is_called_in_pieces(client, served):
+    """Streamed, the call's name comes once, and its arguments in pieces of one JSON object."""
+    choice = {"type": "function", "function": {"name": "weather"}}
+    options = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 128, "temperature": 0}
+    names, pieces = call_in_pieces(ask(client, served, stream=True, **options))
+    assert names == ["weather"]
+    assert len(pieces) > 1
+    assert json.loads("".join(pieces))["city"] in {"Bern", "Oslo"}
+
+
+def test_a_tool_that_the_model_chooses_is_called(client, served):
+    """With `auto`, what the model says in its own format becomes a call, whole and streamed."""
+    options = {"tools": [CHOSEN], "tool_choice": "auto", "max_tokens": 128, "temperature": 0}
+    options["extra_body"] = SAYS_CALL
+    answer = ask(client, served, **options).choices[0]
+    (call,) = answer.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Oslo"},
+    )
+    assert answer.finish_reason == "tool_calls"
+    assert not answer.message.content
+    names, pieces = call_in_pieces(ask(client, served, stream=True, **options))
+    assert names == ["weather"]
+    assert json.loads("".join(pieces)) == {"city": "Oslo"}
+
+
+def test_a_tool_that_the_model_does_not_choose_is_not_called(client, served):
+    """With `auto` a plain text stays one."""
+    message = ask(client, served, tools=[CHOSEN], tool_choice="auto", **GREEDY).choices[0].message
+    assert message.content
+    assert not message.tool_calls
 
 
 def test_a_tool_s_answer_is_taken_back(client, served):
@@ -264,6 +317,53 @@ def test_message_stream(claude, served):
     assert len(pieces) == 16
     assert "".join(pieces) == whole == final.content[0].text
     assert final.stop_reason == "max_tokens"
+
+
+def test_message_stops_at_a_sequence(claude, served):
+    """A message ends before a stop sequence, and names the one it met."""
+    whole = say(claude, served, max_tokens=32).content[0].text
+    stop = whole.split()[4]
+    message = say(claude, served, max_tokens=32, stop_sequences=["never said", stop])
+    assert message.content[0].text == whole[: whole.index(stop)]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+
+
+def test_message_calls_a_forced_tool(claude, served):
+    """A tool that the request names is used with input of its schema."""
+    choice = {"type": "tool", "name": "weather"}
+    message = say(claude, served, tools=[CLAUDE_WEATHER], tool_choice=choice, max_tokens=128)
+    (block,) = [block for block in message.content if block.type == "tool_use"]
+    assert block.name == "weather"
+    assert block.id
+    assert block.input["city"] in {"Bern", "Oslo"}
+
+
+def test_message_streams_a_tool_call(claude, served):
+    """The client puts the streamed pieces of the input together."""
+    options = {"tools": [CLAUDE_WEATHER], "tool_choice": {"type": "tool", "name": "weather"}}
+    with claude.messages.stream(
+        model=served.model, max_tokens=128, messages=QUESTION, **options, **EXACT
+    ) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = stream.get_final_message()
+    (block,) = [block for block in final.content if block.type == "tool_use"]
+    assert len(pieces) > 1
+    assert block.name == "weather"
+    assert block.input["city"] in {"Bern", "Oslo"}
+
+
+def test_message_takes_a_tool_s_answer_back(claude, served):
+    """A conversation with a use of a tool and its result is a good prompt."""
+    use = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": "rain"}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = say(claude, served, messages=messages, tools=[CLAUDE_WEATHER])
+    assert answer.usage.output_tokens == 16
+    assert answer.usage.input_tokens > say(claude, served).usage.input_tokens
 
 
 def test_message_tokens_are_counted(claude, served):

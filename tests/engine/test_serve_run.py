@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from rayserve.serve_config import serve_config
 from tests.ray_cluster import RayCluster, wait_until
 from tests.served import first_token, make_plan
 
+PLAIN_PORT = 8000
+"""Where a plain `serve run` listens: Ray has no setting for it."""
 SERVE = str(Path(sys.executable).with_name("serve"))
 
 
@@ -86,11 +89,22 @@ def running(cluster: RayCluster, log: Path, *arguments: str) -> Iterator[None]:
             process.wait(60)
 
 
+def check_free(port: int) -> None:
+    """Fail by the port's name where another program has it, and not after minutes without a token."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            pytest.fail(f"port {port}, which a plain `serve run` takes: {error.strerror}")
+
+
 def test_a_plain_serve_run_warns_and_serves(folder, plan, cluster):
     """With nothing prepared it goes through Serve's own proxy, says what is missing, and answers."""
+    check_free(PLAIN_PORT)
     log = folder / "run.log"
     with running(cluster, log, "rayserve.app:build", f"plan={folder / 'plan.yml'}"):
-        url = "http://127.0.0.1:8000"
+        url = f"http://127.0.0.1:{PLAIN_PORT}"
         wait_until(lambda: first_token(url, {}, "demo"), 240, "a token from `serve run`")
         text = log.read_text()
         assert "warning: the environment of this plan is not set" in text
@@ -206,15 +220,39 @@ def test_a_door_that_cannot_open_is_told_before_the_engine_starts(
     application["args"]["environment"] = [{"name": "HOME", "value": ""}]
     (deployment,) = application["deployments"]
     deployment["user_config"]["door"]["api_key_file"] = keys and str(folder / keys)
+    message = replica_refusal(cluster, config, told)
+    assert "check_limits" in message  # and not the door's, which opens once the engine is warm
+
+
+def replica_refusal(cluster, config: dict, told: str) -> str:
+    """Deploy it, and the message of the replica that says this."""
     cluster.deploy(config)
+    (application,) = config["applications"]
 
     def refusal_of_replica() -> str | None:
         found = cluster.serve_status()["applications"].get(application["name"], {})
         messages = [one["message"] for one in found.get("deployments", {}).values()]
         return next((text for text in messages if told in text), None)
 
-    message = str(wait_until(refusal_of_replica, 60, "the replica's refusal"))
-    assert "check_limits" in message  # and not the door's, which opens once the engine is warm
+    return str(wait_until(refusal_of_replica, 60, "the replica's refusal"))
+
+
+def test_a_door_without_keys_opens_to_no_network(plan):
+    """What Serve's proxies really bind decides, whatever the plan says of loopback."""
+    config = serve_config(plan)
+    config["http_options"]["host"] = "0.0.0.0"
+    with RayCluster(num_gpus=plan.replica.placement.gpus, num_cpus=4) as open_cluster:
+        message = replica_refusal(open_cluster, config, "an API key file")
+        assert "none, and Serve listens on 0.0.0.0" in message
+        assert "check_limits" in message
+
+
+def rayserve(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """A `rayserve` command, to its end."""
+    command = [sys.executable, "-m", "rayserve.cli", *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=240, env=env
+    )
 
 
 def test_check_args_judges_a_serve_config_without_ray(plan, folder):
@@ -225,9 +263,14 @@ def test_check_args_judges_a_serve_config_without_ray(plan, folder):
     config["applications"][0]["args"]["replica"]["served_model_name"] = "other"
     bad = folder / "bad-serve.yml"
     bad.write_text(yaml.safe_dump(config, sort_keys=False))
-    command = [sys.executable, "-m", "rayserve.cli", "check", "args", "--json"]
-    passed = subprocess.run([*command, str(good)], capture_output=True, text=True, check=False)
-    failed = subprocess.run([*command, str(bad)], capture_output=True, text=True, check=False)
+    passed = rayserve("check", "args", "--json", str(good))
+    failed = rayserve("check", "args", "--json", str(bad))
     assert passed.returncode == 0, passed.stdout + passed.stderr
     assert failed.returncode == 2
     assert "not edited by hand" in json.loads(failed.stdout)["do"]
+    config = serve_config(plan)
+    config["applications"][0]["args"]["repica"] = {}
+    bad.write_text(yaml.safe_dump(config, sort_keys=False))
+    failed = rayserve("check", "args", "--json", str(bad))
+    assert failed.returncode == 2
+    assert "repica" in failed.stdout

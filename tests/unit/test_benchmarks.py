@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from rayserve.bench import Round
 from tests.bad_requests import load
 
 CASES = load()
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_table_of_bad_requests_is_large_and_its_names_differ():
@@ -176,3 +179,18 @@ def test_an_input_fails_for_each_thing_that_is_promised(monkeypatch, change, fau
 def test_the_same_error_counts_once():
     """Names and numbers of an input do not make another error."""
     assert planner_hostile._plain("`a` of 3") == planner_hostile._plain("`b` of 77")
+
+
+def test_make_clean_leaves_what_was_measured(tmp_path):
+    """Everything built goes, but for the runs of the benchmarks, which nothing can make again."""
+    run = tmp_path / "build" / "bench" / "runs" / "overhead-1.json"
+    built = [tmp_path / "build" / name for name in ("bench/last.json", "bench/runs.old/x", "a/b/c")]
+    for file in (run, *built, tmp_path / "dist" / "x.whl"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    for name in ("rayserve", "tests", "scripts", "benchmarks"):
+        (tmp_path / name / "__pycache__").mkdir(parents=True)
+    command = ["make", "-f", str(ROOT / "Makefile"), "clean"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=30)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [run]
+    assert not list(tmp_path.rglob("__pycache__"))

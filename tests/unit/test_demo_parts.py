@@ -9,16 +9,17 @@ import signal
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from rayserve.clients import app_status
+from rayserve.clients import ServeDetails, app_status
 from rayserve.demo import cluster, host, local_ray, logs
 from rayserve.demo.interrupts import Interrupted, Interrupts
 from rayserve.demo.progress import Progress
 from rayserve.demo.workdir import Running, WorkDir
-from rayserve.errors import HostError
+from rayserve.errors import HostError, StartError
 from rayserve.ports import RANGES
 from rayserve.spec import parse_spec
 
@@ -310,6 +311,19 @@ def test_every_port_of_ray_is_chosen(tmp_path):
     assert all(option in command for option in local_ray.RAY_PORTS.values())
 
 
+def test_a_dashboard_that_does_not_come_is_told_with_what_was_seen(tmp_path, monkeypatch):
+    """Another program on its port is not called silence."""
+    stranger = "does not answer as Ray's dashboard does: '<html>'"
+    api = SimpleNamespace(url="http://127.0.0.1:1", missing=lambda: stranger)
+    process = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr(local_ray, "START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(local_ray, "POLL_S", 0.0)
+    ray = local_ray.LocalRay("id", tmp_path, tmp_path / "log", api, process, None)
+    with pytest.raises(StartError, match=r"127\.0\.0\.1:1 within 0 s") as error:
+        ray.wait_until_up(lambda _text: None)
+    assert error.value.found == stranger
+
+
 def test_state_of_an_application():
     """The messages of application and deployments are joined; an unknown one has no state."""
     details = {
@@ -322,10 +336,10 @@ def test_state_of_an_application():
         },
         "proxies": {"n": {"status": "HEALTHY"}},
     }
-    status = app_status(json.loads(json.dumps(details)), "a")
+    status = app_status(ServeDetails.model_validate_json(json.dumps(details)), "a")
     assert (status.state, status.message) == ("DEPLOYING", "failed to start 1 times")
     assert status.proxies_healthy
-    assert app_status({}, "a").state == ""
+    assert app_status(ServeDetails(applications={}), "a").state == ""
 
 
 @pytest.mark.parametrize(
@@ -336,4 +350,4 @@ def test_a_replica_counts_that_takes_requests(state, serves):
     """One that starts or stops serves nobody; one that takes new limits does."""
     replicas = [{"state": "STARTING"}, {"state": state}]
     details = {"applications": {"a": {"deployments": {"Engine": {"replicas": replicas}}}}}
-    assert app_status(details, "a").has_replica is serves
+    assert app_status(ServeDetails.model_validate(details), "a").has_replica is serves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayserve.clients import AppStatus
-from rayserve.deploy import BEYOND_ENGINE_S, DASHBOARD_S, deploy
+from rayserve.deploy import BEYOND_ENGINE_S, DASHBOARD_S, SHOWN, TELL_S, deploy
 from rayserve.errors import HostError, StartError
 from rayserve.inventory import read_plan
 from tests.bad_specs import ROOT
@@ -67,10 +67,10 @@ DELETING = AppStatus("DELETING", "", proxies_healthy=True)
 AWAY = OSError("Connection refused")
 
 
-def run(serve, *, is_ready=lambda _url: True):
+def run(serve, *, is_ready=lambda _url: True, tell=lambda _line: None):
     """Deploy without waiting."""
     clock = Clock()
-    return deploy(PLAN, serve, is_ready=is_ready, clock=clock, sleep=clock.sleep)
+    return deploy(PLAN, serve, is_ready=is_ready, clock=clock, sleep=clock.sleep, tell=tell)
 
 
 def test_it_waits_for_ray_then_for_the_replica():
@@ -150,3 +150,32 @@ def test_a_refused_token_ends_every_wait_at_once(states):
     with pytest.raises(HostError, match="HTTP 401"):
         deploy(PLAN, FakeServe(*states, refused), clock=clock, sleep=clock.sleep)
     assert clock.now <= 2.0
+
+
+def test_a_wait_is_told_before_it_begins_and_while_it_lasts():
+    """First what is waited for and how long at most, then every half minute what was seen."""
+    told = []
+    traceback = "Traceback:\n" + "  line\n" * 1000
+    polls = int(TELL_S / 2.0) + 1
+    starting = [AppStatus("DEPLOYING", traceback, proxies_healthy=False)] * (2 * polls)
+    run(FakeServe(NOTHING, *starting, RUNNING), tell=told.append)
+    assert told[:2] == [
+        f"waiting for Ray's dashboard, at most {DASHBOARD_S:.0f} s",
+        f"waiting for a ready replica of {APP}, at most {START_S:.0f} s",
+    ]
+    assert [line.split(":")[0] for line in told[2:]] == ["  after 30 s", "  after 60 s"]
+    assert all("DEPLOYING Traceback: line line" in line for line in told[2:])
+    assert all(len(line) < SHOWN + 20 and "\n" not in line for line in told)
+
+
+def test_what_is_waited_for_is_told_before_it_is_asked():
+    """A dashboard that takes its time to answer leaves nobody before an empty screen."""
+    told = []
+
+    class Slow(FakeServe):
+        def status(self, app):
+            assert told
+            return super().status(app)
+
+    run(Slow(NOTHING, RUNNING), tell=told.append)
+    assert len(told) == 2

@@ -9,9 +9,14 @@ import pytest
 
 from rayserve.errors import HostError, PlanError
 from rayserve.inventory import read_plan
-from rayserve.plan import LivePlan
+from rayserve.plan import LivePlan, NamedValue, Placement
 from rayserve.serve_config import HAPROXY_SWITCH
-from rayserve.serving.guards import check_keys, check_limits
+from rayserve.serving.guards import (
+    check_environment,
+    check_gang,
+    check_keys,
+    check_limits,
+)
 from rayserve.serving.ledger import (
     PHASE_FILE,
     MemoryReport,
@@ -194,6 +199,65 @@ def test_a_replica_without_keys_is_refused_before_its_engine(serve_on):
     serve_on("10.0.0.1")
     with pytest.raises(HostError, match=r"Serve listens on 10\.0\.0\.1"):
         check_limits(limits(api_key_file=""), "local")
+
+
+def placed(executor: str, *bundles: dict[str, int]) -> Placement:
+    """A gang of two ranks."""
+    return Placement(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=1,
+        strategy="STRICT_PACK",
+        bundles=list(bundles),
+        executor=executor,
+    )
+
+
+@pytest.mark.parametrize("held", [["0", "1"], ["0"], [], ["0", "1", "2"]])
+def test_a_replica_on_one_host_holds_exactly_its_gpus(monkeypatch, held):
+    """With fewer it would use somebody else's, and what it holds beyond them would lie idle."""
+    monkeypatch.setattr("ray.get_gpu_ids", lambda: held)
+    error = error_of(check_gang, placed("mp", {"GPU": 2}))
+    assert (error is None) is (len(held) == 2)
+    told = ("2 GPUs held by this replica", str(len(held)))
+    assert error is None or (error.needed, error.found) == told
+
+
+@pytest.mark.parametrize(
+    "placement", [placed("ray", {"GPU": 1}, {"GPU": 1}), placed("mp", {"CPU": 2})]
+)
+def test_a_gang_of_many_bundles_or_without_gpus_is_not_counted(monkeypatch, placement):
+    """Across hosts the replica's own process holds no GPU, and some engines need none."""
+    monkeypatch.setattr("ray.get_gpu_ids", list)
+    assert error_of(check_gang, placement) is None
+
+
+NICE = NamedValue(name="RAY_worker_niceness", value="0")
+
+
+@pytest.mark.parametrize(
+    "required, value, profile, found",
+    [
+        ([NICE], "0", "production", ""),
+        ([NICE], None, "production", "missing RAY_worker_niceness=0"),
+        ([NICE], "15", "production", "missing RAY_worker_niceness=0"),
+        ([], "0", "production", "missing all of it in the Serve config"),
+        ([NICE], None, "local", ""),
+        ([], None, "local", ""),
+    ],
+)
+def test_a_production_replica_wants_the_plans_environment(
+    monkeypatch, caplog, required, value, profile, found
+):
+    """On its own node; elsewhere what is missing is a warning in its log."""
+    monkeypatch.delenv(NICE.name, raising=False)
+    if value is not None:
+        monkeypatch.setenv(NICE.name, value)
+    with caplog.at_level("WARNING", "ray.serve"):
+        error = error_of(check_environment, required, profile)
+    assert ("" if error is None else error.found) == found
+    assert error is None or isinstance(error, HostError)
+    warned = "this Ray node lacks RAY_worker_niceness=0" in caplog.text
+    assert warned is (profile == "local" and bool(required))
 
 
 def test_a_key_file_is_read_before_the_engine_starts(serve_on, tmp_path):

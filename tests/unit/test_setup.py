@@ -97,6 +97,65 @@ def test_a_python_that_cannot_be_used_is_refused_by_name():
     assert "do:" in done.stderr
 
 
+@pytest.fixture
+def pip_calls(monkeypatch):
+    """Say how pip's calls end, in order; what it was called with is returned."""
+
+    def prepare(*endings: str) -> list[list[str]]:
+        seen: list[list[str]] = []
+
+        def pip(arguments, *, what):
+            seen.append(list(arguments))
+            tail = endings[len(seen) - 1]
+            if tail:
+                raise failed(f"pip: {what}", tail.splitlines())
+
+        monkeypatch.setattr(setup_venv, "pip", pip)
+        return seen
+
+    return prepare
+
+
+NO_CPU_BUILD = "(from versions: 2.0)\nERROR: No matching distribution found for torch==2.9+cpu"
+
+
+def test_torch_comes_from_the_configured_index_where_that_has_it(pip_calls):
+    """A mirror of one's own is asked first, and nobody else where it answers."""
+    seen = pip_calls("")
+    setup_venv.install_torch("2.9+cpu")
+    assert seen == [["torch==2.9+cpu"]]
+
+
+def test_torch_comes_from_its_project_where_the_configured_index_has_none(pip_calls, capsys):
+    """The second index is named before it is asked."""
+    seen = pip_calls(NO_CPU_BUILD, "")
+    setup_venv.install_torch("2.9+cpu")
+    assert seen == [
+        ["torch==2.9+cpu"],
+        ["torch==2.9+cpu", "--index-url", setup_venv.TORCH_CPU_INDEX],
+    ]
+    assert f"asking {setup_venv.TORCH_CPU_INDEX}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "ending", ["OSError: [Errno 28] No space left on device", "connection broken by 'Timeout'"]
+)
+def test_torch_is_not_asked_for_elsewhere_for_another_failure(pip_calls, ending):
+    """A full disk or an index that does not answer is told as it is."""
+    seen = pip_calls(ending)
+    with pytest.raises(setup_venv.SetupError, match="torch"):
+        setup_venv.install_torch("2.9+cpu")
+    assert len(seen) == 1
+
+
+def test_torch_that_neither_index_has_is_told(pip_calls):
+    """The message is of the last one asked."""
+    seen = pip_calls(NO_CPU_BUILD, NO_CPU_BUILD)
+    with pytest.raises(setup_venv.SetupError, match="lacks this version"):
+        setup_venv.install_torch("2.9+cpu")
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize(
     "there, root, apt, done, said",
     [
