@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from rayserve.demo.model import make_model
+from rayserve.haproxy import haproxy_files
 from rayserve.ingress import node_environment
 from rayserve.inventory import locate
 from rayserve.plan import Plan
@@ -97,24 +98,13 @@ def start_ray(
         env |= node_environment(plan)
         # Several Rays may share this machine; HAProxy's own ports and files are fixed by default.
         env |= {name: str(free_port()) for name in HAPROXY_PORTS}
-        env |= haproxy_files(folder)
+        env |= haproxy_files(str(folder / "h"))
     # Ray starts a worker for each CPU when its first driver comes, and two cores feel that; the
     # replicas of ray.serve.llm ask for three.
     num_cpus = 2 if haproxy else 4
     gpus = gangs * plan.replica.placement.gpus
     cluster = RayCluster(num_gpus=gpus, num_cpus=num_cpus, env=env)
     return cluster.__enter__()
-
-
-def haproxy_files(folder: Path) -> dict[str, str]:
-    """Environment that keeps HAProxy's files out of the shared default folder."""
-    return {
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "h" / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "h" / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "h" / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder / "h"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "h" / "server-state"),
-    }
 
 
 def first_token(base_url: str, headers: Mapping[str, str], model: str) -> bool:

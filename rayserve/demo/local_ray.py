@@ -21,6 +21,7 @@ import rayserve
 from rayserve.clients import ServeApi
 from rayserve.demo import host, keeper, logs, processes
 from rayserve.errors import StartError
+from rayserve.haproxy import haproxy_files
 
 START_TIMEOUT_S = 180.0
 """For Ray's own processes and the dashboard: 7 s on a quiet machine, over 90 on a very busy one."""
@@ -213,21 +214,16 @@ def environment(
 ) -> dict[str, str]:
     """The environment of Ray: this process's own without Ray's variables, and the demo's."""
     env = {name: value for name, value in base.items() if not name.startswith(("RAY_", "VLLM_"))}
-    haproxy = temp_dir / "h"
     env |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(temp_dir / "token"),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
         "TMPDIR": str(temp_dir / "t"),
         # Proxies are for other machines; Ray talks to this one.
         "no_proxy": "127.0.0.1,localhost",
         "NO_PROXY": "127.0.0.1,localhost",
     }
+    env |= haproxy_files(str(temp_dir / "h"))
     env |= {variable: str(ports[name]) for name, variable in SERVE_PORTS.items()}
     package_root = str(Path(rayserve.__file__).resolve().parents[1])
     if "site-packages" not in package_root:

@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from rayserve.engine.owned import OWNED_ARGS, REMOVED_ARGS, env_owner
+from rayserve.engine.owned import OWNED_ARGS, REMOVED_ARGS, env_owner, key_owner
 from rayserve.errors import EngineArgumentError, Where
 from rayserve.spec import nearest
 
@@ -40,6 +40,8 @@ class Argument:
     name: str
     kinds: tuple[str, ...]
     choices: tuple[Any, ...]
+    keys: frozenset[str] = frozenset()
+    """Of a mapping with a closed set of keys: all of them, an inner one as `outer.inner`."""
 
     def accepts(self, value: object) -> bool:
         """Whether type and choices allow the value. Ranges are checked on the target host."""
@@ -55,6 +57,12 @@ class Argument:
         if self.choices:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         return " or ".join(WORDS[kind] for kind in self.kinds)
+
+    def keys_in(self, outer: tuple[str, ...]) -> list[str]:
+        """The keys that the mapping under `outer` takes; empty: whatever is written."""
+        head = "".join(f"{key}." for key in outer)
+        inner = [key.removeprefix(head) for key in self.keys if key.startswith(head)]
+        return sorted(key for key in inner if "." not in key)
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,7 @@ def _arguments(raw: dict[str, dict[str, Any]]) -> dict[str, Argument]:
             name=name,
             kinds=tuple(entry["kinds"]),
             choices=tuple(entry.get("choices", ())),
+            keys=frozenset(entry.get("keys", ())),
         )
         for name, entry in raw.items()
     }
@@ -105,7 +114,8 @@ def validate(name: str, value: object, where: Where | None = None) -> None:
     """Accept an argument of `engine_args`, or say why not.
 
     Raises:
-        EngineArgumentError: unknown, owned by the toolkit, or of the wrong type or choice.
+        EngineArgumentError: unknown, owned by the toolkit, or of the wrong type or choice; the same
+            of a key inside a mapping, whose own values are checked on the target host.
     """
     plain = name.removeprefix("--").replace("-", "_")
     if plain in OWNED_ARGS:
@@ -124,6 +134,31 @@ def validate(name: str, value: object, where: Where | None = None) -> None:
             where=where,
         )
     check_value(argument, value, where)
+    _check_keys(argument, (), value, where)
+
+
+def _check_keys(
+    argument: Argument, outer: tuple[str, ...], value: object, where: Where | None
+) -> None:
+    for entry in value if isinstance(value, list) else ():
+        _check_keys(argument, outer, entry, where)
+    known = argument.keys_in(outer)
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        path = (*outer, str(key))
+        found = f"`{'.'.join((argument.name, *path))}`"
+        if owner := key_owner(argument.name, path):
+            raise EngineArgumentError(
+                "a key that the toolkit does not own", found=found, do=owner, where=where
+            )
+        if known and key not in known:
+            close = nearest(str(key), known)
+            raise EngineArgumentError(
+                f"a key that vLLM {VLLM_VERSION} knows",
+                found=found,
+                do=f"write `{close}`" if close else "one of: " + ", ".join(known),
+                where=where,
+            )
+        _check_keys(argument, path, inner, where)
 
 
 def check_value(argument: Argument, value: object, where: Where | None = None) -> None:

@@ -12,6 +12,8 @@ _DOOR = "the door and Serve own the HTTP side; write `endpoint` or `door`"
 _NO_SERVER = "no uvicorn of vLLM's runs here; Serve listens, see `endpoint`"
 _UNSAFE = "leave it out: it runs code that comes with a checkpoint or a request"
 _IN_SPEC = "write `{}`"
+_IMPORTS = "leave it out: it names code that the engine would import"
+_LOG_LEVEL = "the replica configures vLLM's log; write `env: {VLLM_LOGGING_LEVEL: …}`"
 
 OWNED_ARGS: dict[str, str] = {
     # Where the engine runs.
@@ -103,6 +105,10 @@ OWNED_ARGS: dict[str, str] = {
     "shutdown_timeout": "write `timeouts.drain_s`",
     "max_num_queued_reqs": "write `door.max_queued`",
     "max_num_queued_tokens": "write `door.max_queued`",
+    # What vLLM logs: the record of starts is read from it.
+    "log_config_file": _LOG_LEVEL,
+    "logging_config": _LOG_LEVEL,
+    "log_level": _LOG_LEVEL,
     # Statistics feed the health checks and the autoscaling.
     "disable_log_stats": "leave it out: health checks and autoscaling read these statistics",
     # The HTTP side.
@@ -197,6 +203,20 @@ OWNED_ENV: dict[str, str] = {
     "HOME": "the service's own; roles set it",
 }
 
+OWNED_KEYS: dict[str, str] = {
+    "compilation_config.backend": _IMPORTS,
+    "compilation_config.inductor_passes": _IMPORTS,
+    "ec_manager_config.encoder_cache_manager_cls": _IMPORTS,
+    "default_chat_template_kwargs.chat_template": "write `chat.template_file`",
+}
+"""Keys inside mapping arguments that are owned under their whole name alone."""
+
+_FREE_KEYS: dict[str, frozenset[str] | None] = {
+    "quantization_config": frozenset({"dtype"}),  # of a scale or a weight, not the model's
+    "default_chat_template_kwargs": None,  # the template's own variables
+}
+"""Keys that mean something else inside a mapping than the argument of that name; None: all of them."""
+
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "CREDENTIAL")
 NOT_SECRETS = ("TOKENIZERS_PARALLELISM",)
 
@@ -214,3 +234,18 @@ def env_owner(name: str) -> str:
     if not known and (upper.endswith("_KEY") or any(word in upper for word in SECRET_WORDS)):
         return _SECRET
     return ""
+
+
+def key_owner(argument: str, keys: tuple[str, ...]) -> str:
+    """Why a key inside a mapping argument may not be set, and what to write; empty: it may.
+
+    vLLM reads some owned arguments from such a mapping too, as the reasoning parser from
+    `structured_outputs_config`: what is refused by itself is refused there.
+    """
+    key = keys[-1].replace("-", "_")
+    if owner := OWNED_KEYS.get(".".join((argument, *keys))):
+        return owner
+    if any(word in key.upper() for word in SECRET_WORDS if word != "TOKEN"):
+        return _SECRET
+    free = _FREE_KEYS.get(argument, frozenset())
+    return "" if free is None or key in free else OWNED_ARGS.get(key, "")

@@ -77,6 +77,23 @@ def _kind(member: Any) -> str:
     return "str"
 
 
+def _keys(hint: Any) -> list[str]:
+    """The keys of a mapping argument, an inner one as `outer.inner`; none: it takes any key.
+
+    vLLM's configuration classes refuse other keys than their fields.
+    """
+    members = [member for member in _members(hint) if member is not type(None)]
+    if len(members) != 1 or not dataclasses.is_dataclass(members[0]):
+        return []
+    (cls,) = members
+    hints = typing.get_type_hints(cls, localns=_late_types(), include_extras=True)
+    found = []
+    for field in dataclasses.fields(cls):
+        if field.init and not field.name.startswith("_"):
+            found += [field.name, *(f"{field.name}.{key}" for key in _keys(hints[field.name]))]
+    return found
+
+
 def _default(field: dataclasses.Field[Any]) -> Any:
     value = field.default
     if value is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
@@ -98,6 +115,8 @@ def _arguments(cls: type) -> dict[str, dict[str, Any]]:
         if field.name.startswith("_"):
             continue
         entry = describe(hints[field.name])
+        if keys := _keys(hints[field.name]):
+            entry["keys"] = keys
         default = _default(field)
         if default is not None:
             entry["default"] = default

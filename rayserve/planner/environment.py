@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from rayserve.engine import validate_env
-from rayserve.haproxy import HAPROXY_BINARY
+from rayserve.errors import SpecError
+from rayserve.haproxy import FOLDER_CHARACTERS, HAPROXY_BINARY, haproxy_files
 from rayserve.plan import NamedValue
 from rayserve.planner.catalogue import Gpu
 from rayserve.spec import ClusterSpec
@@ -25,6 +26,7 @@ HARD_STOP = (
     "cut: above timeouts.drain_s and the longest stream, {stream_s} s = {max_tokens} tokens at "
     "{tpot_ms:g} ms ({whose})"
 )
+HAPROXY_FILES = "not in /tmp: whoever reaches HAProxy's admin socket there controls it"
 CLIENT_TIMEOUT_S = 3600
 """Serve's default limit of a client's silence behind HAProxy."""
 
@@ -33,6 +35,9 @@ def node_environment(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
     """What every Ray node needs before Ray starts (`rayserve env`).
 
     `max_tokens` is the longest answer, which bounds how long a stream may take.
+
+    Raises:
+        SpecError: below `state_dir`, HAProxy's sockets would have longer paths than it binds.
     """
     values = [
         NamedValue(name="RAY_USAGE_STATS_ENABLED", value="0", reason="nothing is reported"),
@@ -108,7 +113,22 @@ def _haproxy(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
         values.append(
             ("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", hard_stop_s, "not below the longest stream")
         )
+    if spec.profile == "production":
+        values += [(name, path, HAPROXY_FILES) for name, path in _haproxy_files(spec).items()]
     return [NamedValue(name=name, value=str(value), reason=why) for name, value, why in values]
+
+
+def _haproxy_files(spec: ClusterSpec) -> dict[str, str]:
+    folder = f"{spec.state_dir.rstrip('/')}/haproxy"
+    if len(folder) > FOLDER_CHARACTERS:
+        most = FOLDER_CHARACTERS - len("/haproxy")
+        raise SpecError(
+            f"`state_dir` of at most {most} characters: HAProxy's sockets lie deep below it",
+            found=f"{spec.state_dir}, {len(spec.state_dir)} characters",
+            do="write a shorter one, such as /var/lib/rayserve",
+            where=spec.where("state_dir"),
+        )
+    return haproxy_files(folder)
 
 
 def replica_environment(spec: ClusterSpec, gpu: Gpu | None) -> list[NamedValue]:

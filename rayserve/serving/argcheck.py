@@ -112,7 +112,7 @@ def main(path: str) -> int:
     except Exception as error:  # noqa: BLE001 - entry of a process: vLLM raises many kinds
         refused = EngineArgumentError(
             "arguments that the installed vLLM accepts",
-            found=(str(error).strip() or repr(error)).splitlines()[0][:500],
+            found=" ".join((str(error) or repr(error)).split())[:500],
             do="correct the spec and plan again",
             where=Where(path),
         )

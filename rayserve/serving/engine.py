@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import FastAPI
 from vllm import PoolingParams, SamplingParams
@@ -34,6 +34,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from rayserve.errors import EngineArgumentError
 from rayserve.plan import ReplicaPlan
 from rayserve.serving.door import current_account
 from rayserve.serving.keys import Account
@@ -118,13 +119,26 @@ def _generated(state: RequestState) -> int:
     return 0 if state.detokenizer is None else int(state.detokenizer.num_output_tokens())
 
 
+class _ArgumentParser(FlexibleArgumentParser):
+    """vLLM's own, which raises where that one ends the process: here it is a replica's."""
+
+    def error(self, message: str) -> NoReturn:
+        """Take argparse's `argument --attention-config/-ac: REASON`.
+
+        Raises:
+            ValueError: always, with the reason.
+        """
+        raise ValueError(message.partition(": ")[2] or message)
+
+
 def engine_namespace(replica: ReplicaPlan) -> Namespace:
     """The arguments as vLLM's own OpenAI server would hold them, defaults included.
 
     Raises:
+        EngineArgumentError: vLLM does not take a mapping, for a key or a value in it.
         ValueError, TypeError: vLLM's own checks of the frontend arguments.
     """
-    parser = make_arg_parser(FlexibleArgumentParser())
+    parser = make_arg_parser(_ArgumentParser())
     args: Namespace = parser.parse_args([])
     args.model = replica.model
     args.served_model_name = [replica.served_model_name]
@@ -144,17 +158,24 @@ def engine_namespace(replica: ReplicaPlan) -> Namespace:
         if not hasattr(args, name):
             raise ValueError(f"vLLM {replica.vllm_version} has no argument {name!r}")
         if isinstance(value, dict):
-            # Through vLLM's own command line, which makes configuration objects of some of them.
-            parsed = parser.parse_args([_flag(name), json.dumps(value)])
-            setattr(args, name, getattr(parsed, name))
+            setattr(args, name, _mapping(parser, name, value))
         else:
             setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def _mapping(parser: FlexibleArgumentParser, name: str, value: dict[str, Any]) -> Any:
+    """A mapping through vLLM's own command line, which makes configuration objects of some."""
+    try:
+        return getattr(parser.parse_args(["--" + name.replace("_", "-"), json.dumps(value)]), name)
+    # Its validators look names up in enumerations, too.
+    except (ValueError, TypeError, LookupError) as error:
+        raise EngineArgumentError(
+            f"`{name}` as vLLM {vllm_version} takes it",
+            found=" ".join(str(error).partition("For further information")[0].split())[:500],
+            do=f"correct `engine_args.{name}` in the spec and plan again",
+        ) from None
 
 
 def engine_config(args: Namespace) -> VllmConfig:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from subprocess import DEVNULL
+from subprocess import DEVNULL, Popen
 
 import pytest
 
 from rayserve.haproxy import HAPROXY_BINARY
 from rayserve.ingress import node_environment
 from tests.ports import free_port
+from tests.ray_cluster import wait_until
 from tests.served import make_plan
 
 CONFIG = """
@@ -109,3 +110,22 @@ def test_the_plans_haproxy_lies_beside_this_python(tmp_path):
     """Serve takes an absolute path only."""
     path = Path(node_environment(make_plan(tmp_path))[HAPROXY_BINARY])
     assert path == Path(sys.executable).parent / "rayserve-haproxy"
+
+
+def test_nobody_else_reaches_haproxys_admin_socket(tmp_path):
+    """The folder of configuration and socket is closed before HAProxy makes the socket in it."""
+    folder = tmp_path / "h"
+    folder.mkdir(mode=0o755)
+    config = folder / "haproxy.cfg"
+    socket = folder / "admin.sock"
+    opened = f"global\n    stats socket {socket} mode 666 level admin\n"
+    listening = CONFIG.replace("global\n", opened, 1)
+    config.write_text(listening.format(front=free_port(), back=free_port()))
+    command = node_environment(make_plan(tmp_path))[HAPROXY_BINARY]
+    process = Popen([command, "-db", "-f", str(config)], stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        wait_until(socket.exists, 10, "HAProxy's admin socket")
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        process.terminate()
+        process.wait()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rayserve.haproxy import haproxy_files
 from rayserve.serving import guards
 from tests.errors_of import error_of
 
@@ -124,6 +125,7 @@ def test_the_cpu_engine_refuses_the_ray_executor():
     [
         "RAY_SERVE_ENABLE_HA_PROXY",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
+        *haproxy_files("/h"),
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
@@ -136,6 +138,29 @@ def test_serve_reads_the_variables_that_a_plan_sets(variable):
     from ray.serve._private import constants
 
     assert f'"{variable}"' in inspect.getsource(constants)
+
+
+def test_vllm_waits_for_its_engine_as_long_as_the_plan_says(monkeypatch):
+    """Both waits of the engine's client for its core end after VLLM_ENGINE_READY_TIMEOUT_S."""
+    from vllm import envs
+    from vllm.v1.engine import core_client
+
+    monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "1234")
+    assert envs.environment_variables["VLLM_ENGINE_READY_TIMEOUT_S"]() == 1234
+    source = inspect.getsource(core_client)
+    assert "from vllm.envs import VLLM_ENGINE_READY_TIMEOUT_S" in source
+    assert source.count("VLLM_ENGINE_READY_TIMEOUT_S * 1000") == 2
+
+
+def test_serves_haproxy_folder_holds_config_and_admin_socket():
+    """Why `rayserve-haproxy` closes the folder of its configuration: the socket for all lies in it."""
+    from ray.serve._private import haproxy, haproxy_templates
+
+    assert "socket_path }} mode 666 level admin" in inspect.getsource(haproxy_templates)
+    source = inspect.getsource(haproxy)
+    assert '[haproxy_bin, "-db", "-f", self.config_file_path]' in source
+    assert "socket_path=_per_node(RAY_SERVE_HAPROXY_SOCKET_PATH)" in source
+    assert "config_file_path=_per_node(RAY_SERVE_HAPROXY_CONFIG_FILE_LOC)" in source
 
 
 def test_a_gpu_that_cannot_be_named_costs_no_start(monkeypatch):

@@ -106,6 +106,45 @@ def test_refused_value(name, value):
 
 
 @pytest.mark.parametrize(
+    "name, value, told",
+    [
+        ("structured_outputs_config", {"reasoning_parser_plugin": "/x.py"}, "runs code"),
+        ("structured_outputs_config", {"reasoning_parser": "qwen3"}, "`chat.reasoning_parser`"),
+        ("reasoning_config", {"reasoning_parser": "qwen3"}, "`chat.reasoning_parser`"),
+        ("compilation_config", {"inductor_passes": {"post": "os.system"}}, "import"),
+        ("compilation_config", {"backend": "some.module.backend"}, "import"),
+        ("ec_manager_config", {"encoder_cache_manager_cls": "some.module.Class"}, "import"),
+        ("default_chat_template_kwargs", {"chat_template": "{{ x }}"}, "`chat.template_file`"),
+        ("mm_processor_kwargs", {"trust_remote_code": True}, "runs code"),
+        ("mm_processor_kwargs", {"image": [{"trust-remote-code": True}]}, "runs code"),
+        ("model_loader_extra_config", {"s3_secret_access_key": "x"}, "secrets.yml"),
+        ("attention_config", {"backened": "FLASH_ATTN"}, "write `backend`"),
+        ("compilation_config", {"pass_config": {"nonsense": 1}}, "one of: "),
+    ],
+)
+def test_key_inside_a_mapping_is_refused(name, value, told):
+    """A mapping is no way around what is owned, names no code and holds no secret or unknown key."""
+    with pytest.raises(EngineArgumentError) as caught:
+        validate(name, value)
+    assert f"`{name}." in caught.value.found
+    assert told in caught.value.do
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("quantization_config", {"linear": {"weight": {"dtype": "fp8"}}}),
+        ("default_chat_template_kwargs", {"seed": 1, "dtype": "x"}),
+        ("compilation_config", {"mode": 3, "pass_config": {"fuse_norm_quant": True}}),
+        ("custom_histogram_buckets", {"vllm:request_max_num_generation_tokens": [1.0]}),
+    ],
+)
+def test_key_inside_a_mapping_is_accepted(name, value):
+    """A key that means something else there than the argument of its name passes."""
+    assert error_of(validate, name, value) is None
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "NCCL_DEBUG",

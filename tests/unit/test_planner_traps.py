@@ -12,6 +12,7 @@ import re
 import pytest
 
 from rayserve.errors import EngineArgumentError, SpecError
+from rayserve.haproxy import HAPROXY_SOCKET, haproxy_files
 from rayserve.ports import NAMED, REPLICAS, WORKERS
 from rayserve.serve_config import serve_config
 from tests.bad_specs import CASES, CONFIG, ROOT
@@ -125,6 +126,27 @@ def test_trap_haproxy_that_reaches_no_replica():
         plan(swap=LOOPBACK)
     with pytest.raises(SpecError, match="by loopback"):
         plan(swap=ONE_HOST, also=("host: 0.0.0.0", "host: 10.0.0.5"))
+
+
+def test_trap_haproxy_socket_for_every_user():
+    """Serve's admin socket takes commands of every local user, in /tmp: ours lies in the state folder."""
+    files = haproxy_files("/var/lib/rayserve/haproxy")
+    assert files.items() <= environment().items()
+    assert len(f"/var/lib/rayserve/haproxy/{'n' * 56}/admin.sock") <= 97
+    elsewhere = environment(add="  state_dir: /srv/state\n")
+    assert elsewhere["RAY_SERVE_HAPROXY_SOCKET_PATH"] == "/srv/state/haproxy/admin.sock"
+    assert not any(value.startswith("/tmp") for value in environment().values())
+
+
+@pytest.mark.parametrize("length, refused", [(21, False), (22, True)])
+def test_trap_haproxy_socket_with_too_long_a_path(length, refused):
+    """HAProxy would not start below a folder that is too deep: `state_dir` is refused."""
+    add = f"  state_dir: /{'s' * (length - 1)}\n"
+    if refused:
+        with pytest.raises(SpecError, match="at most 21 characters"):
+            plan(add)
+    else:
+        assert len(environment(add=add)[HAPROXY_SOCKET]) + 57 == 97
 
 
 @pytest.mark.parametrize("drain_s", [30, 600, 4000])
@@ -259,8 +281,16 @@ def test_trap_replica_that_can_never_be_placed():
         plan("  replicas:\n    max: 3\n")
 
 
-def test_no_secret_in_plan_or_serve_config():
-    """Of the keys only the file's name crosses to plan and Serve config."""
-    text = json.dumps(serve_config(plan())) + json.dumps(plan().as_dict())
-    assert "/etc/rayserve/api_keys" in text
-    assert "HF_TOKEN" not in text
+def test_no_secret_in_plan_or_serve_config(tmp_path, monkeypatch):
+    """Neither an API key nor a token of the environment crosses to plan and Serve config."""
+    secrets = {"key": "k-0123456789abcdef", "hub": "hf_0123456789abcdef", "ray": "r-0123456789ab"}
+    keys = tmp_path / "api_keys"
+    keys.touch(mode=0o600)
+    keys.write_text(secrets["key"] + "\n")
+    monkeypatch.setenv("HF_TOKEN", secrets["hub"])
+    monkeypatch.setenv("VLLM_API_KEY", secrets["key"])
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets["ray"])
+    made = plan(swap=("/etc/rayserve/api_keys", str(keys)))
+    text = json.dumps(serve_config(made)) + json.dumps(made.as_dict())
+    assert str(keys) in text
+    assert [name for name, secret in secrets.items() if secret in text] == []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import yaml
 
-from rayserve.plan import PLAN_KEY, NamedValue, Plan, parse_plan
+from rayserve.plan import NamedValue, Plan, parse_plan
 from rayserve.serve_config import (
     live_options,
     missing_environment,
@@ -89,13 +88,6 @@ def test_serves_own_queue_bound_lies_beyond_the_doors(one_host):
     doors = one_host.door.max_in_flight + one_host.door.max_queued
     assert options["max_ongoing_requests"] > doors
     assert options["max_queued_requests"] > 0
-
-
-def test_no_secret_is_in_the_serve_config(one_host):
-    """The config names the key file; it can hold no key."""
-    text = yaml.safe_dump(serve_config(one_host))
-    assert one_host.door.api_key_file in text
-    assert PLAN_KEY not in text
 
 
 @pytest.mark.parametrize(
