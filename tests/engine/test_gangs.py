@@ -12,7 +12,7 @@ import pytest
 from rayserve.plan import Placement
 from rayserve.starts import LEDGER
 from tests.ray_cluster import RayCluster, wait_until
-from tests.served import Served, make_plan
+from tests.served import Served, endpoint_port, make_plan
 
 TWO_STAGES = Placement(
     tensor_parallel_size=2,
@@ -68,7 +68,8 @@ def _deploy_gang(cluster: RayCluster, placement: Placement) -> str:
         "import_path": "tests.engine.gang_stand_in:build",
         "args": {"placement": placement.model_dump(mode="json")},
     }
-    cluster.deploy({"applications": [application]})
+    # Serve's own default is one fixed port, which another Serve on this machine may have.
+    cluster.deploy({"http_options": {"port": endpoint_port()}, "applications": [application]})
 
     def ended() -> str | None:
         found = cluster.serve_status()["applications"].get("gang", {})
@@ -97,3 +98,18 @@ def test_a_stage_that_is_split_over_nodes_is_refused():
         status = _deploy_gang(cluster, TWO_STAGES)
         assert status.startswith("DEPLOY_FAILED")
         assert "a multiple of 2 GPUs of this replica on each host" in status
+
+
+def test_a_gang_of_another_size_than_planned_is_refused():
+    """A config edited by hand that asks for one GPU too few: vLLM would use one that others hold."""
+    planned = Placement(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=1,
+        strategy="STRICT_PACK",
+        bundles=[{"GPU": 1}],
+        executor="mp",
+    )
+    with RayCluster(num_gpus=2, num_cpus=4) as cluster:
+        status = _deploy_gang(cluster, planned)
+        assert status.startswith("DEPLOY_FAILED")
+        assert "2 GPUs held by this replica" in status

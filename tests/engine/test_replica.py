@@ -215,6 +215,17 @@ def test_a_live_change_that_cannot_work_keeps_the_old_limits(served):
     assert replica_pid(served) == pid
 
 
+def test_a_running_door_never_loses_its_keys(served):
+    """Behind HAProxy a live change to no keys is refused: who has none still meets 401."""
+    pid = replica_pid(served)
+    served.change_door(api_key_file="")
+    body = {"prompt": "a", "max_tokens": 1}
+    assert Call(served, "/v1/completions", body, "no-key-of-this-door").reply.status == 401
+    assert Call(served, "/v1/completions", body).reply.status == 200
+    served.change_door()
+    assert replica_pid(served) == pid
+
+
 def test_hanging_up_does_not_dodge_the_token_budget(served):
     """What was generated for a client that left counts, also where it asked for no stream."""
     budget = 12

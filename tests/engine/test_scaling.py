@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import tempfile
 import threading
 import urllib.request
 from pathlib import Path
+
+import psutil
 
 from rayserve.serve_config import DEPLOYMENT
 from tests.ray_cluster import wait_until
@@ -56,6 +59,45 @@ class Stream(threading.Thread):
         return int(usage["completion_tokens"])
 
 
+class Late:
+    """A few streams at a time, begun while one of two replicas is about to go."""
+
+    AT_ONCE = 4
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self.streams: list[Stream] = []
+
+    def pid_of_the_leaving(self) -> int | None:
+        """Process of a replica that has been told to stop, once there is one; else more streams."""
+        replicas = self.served.ray.replicas(self.served.application["name"], DEPLOYMENT)
+        leaving = [int(replica["pid"]) for replica in replicas if replica["state"] == "STOPPING"]
+        if leaving:
+            return leaving[0]
+        alive = sum(stream.is_alive() for stream in self.streams)
+        self.streams += [Stream(self.served) for _ in range(self.AT_ONCE - alive)]
+        return None
+
+
+def running_on(served: Served, pid: int) -> float:
+    """Requests that the engine of one replica runs, asked of that replica past the ingress."""
+    path = f"{served.application['route_prefix']}/metrics"
+    connections = psutil.Process(pid).net_connections("tcp")
+    for port in {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", path, headers=served.headers)
+            lines = connection.getresponse().read().decode(errors="replace").splitlines()
+        except (OSError, http.client.HTTPException):
+            continue  # a port of Ray's own
+        finally:
+            connection.close()
+        values = [x.rsplit(" ", 1)[1] for x in lines if x.startswith("vllm:num_requests_running{")]
+        if values:
+            return float(values[0])
+    raise AssertionError(f"no port of process {pid} answers {path}")
+
+
 def states(served: Served) -> list[str]:
     """States of all replicas."""
     replicas = served.ray.replicas(served.application["name"], DEPLOYMENT)
@@ -75,9 +117,11 @@ def test_a_second_engine_comes_with_the_load_and_goes_without_cutting_a_stream()
         with Served(plan, Path(name), gangs=2) as served:
             streams = [Stream(served) for _ in range(plan.scaling.target_in_flight + 6)]
             wait_until(lambda: states(served) == ["RUNNING"] * 2, 200, "two running replicas")
-            # These run while the second replica is told to go.
-            streams += [Stream(served) for _ in range(2)]
-            wait_until(lambda: "STOPPING" in states(served), 200, "a replica that is given back")
+            late = Late(served)
+            pid = wait_until(late.pid_of_the_leaving, 200, "a replica that is given back")
+            assert running_on(served, pid) > 0, "the leaving replica has no stream to cut"
+            assert "STOPPING" in states(served)
+            streams += late.streams
             for stream in streams:
                 stream.join(240)
             assert [stream.error for stream in streams if stream.error] == []

@@ -255,6 +255,25 @@ def rayserve(*words: str, env: dict[str, str] | None = None) -> subprocess.Compl
     )
 
 
+def test_deploy_ends_with_the_reason_where_serve_run_does_not_end(plan, cluster, folder):
+    """A replica that refuses its config is exit code 5 and its own words; a wrong plan is code 2."""
+    door = plan.door.model_copy(update={"api_key_file": str(folder / "no-keys")})
+    path = folder / "keyless.yml"
+    data = {PLAN_KEY: plan.model_copy(update={"door": door}).as_dict()}
+    path.write_text(yaml.safe_dump(data))
+    words = ["deploy", str(path), "--dashboard-port", str(cluster.dashboard_port)]
+    done = rayserve(*words, env=cluster.environ)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert str(folder / "no-keys") in done.stderr
+    assert "waiting for a ready replica of" in done.stderr
+    assert "  do:    " in done.stderr
+    data[PLAN_KEY]["repica"] = {}
+    path.write_text(yaml.safe_dump(data))
+    done = rayserve(*words, env=cluster.environ)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "repica" in done.stderr
+
+
 def test_check_args_judges_a_serve_config_without_ray(plan, folder):
     """`rayserve check args` is the same judgement with an exit code, before anything is deployed."""
     config = serve_config(plan)
