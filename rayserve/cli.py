@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 import click
 
 from rayserve import __version__
+from rayserve.deploy_command import deploy
 from rayserve.doctor.command import doctor
 from rayserve.entry import FORMAT, Commands
 from rayserve.errors import InputError, UsageError
-from rayserve.ports import RAY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +42,7 @@ def main() -> None:
     """
 
 
+main.add_command(deploy)
 main.add_command(doctor)
 
 
@@ -224,32 +225,6 @@ def convert(
             gpus_per_host=gpus_per_host or 0, config=config,
         )
     )  # fmt: skip
-
-
-@main.command()
-@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
-@click.option(
-    "--dashboard-port", type=click.IntRange(1, 65535), default=RAY["dashboard"], show_default=True
-)
-@click.option("--token-file", metavar="FILE", envvar="RAY_AUTH_TOKEN_PATH", help="Ray's token.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
-    """Make the Serve of this host's Ray run PLAN, and nothing else; wait until it is ready.
-
-    On the head, as the user of Ray. What runs already is left alone, what has failed is tried anew.
-    """
-    from dataclasses import asdict
-    from functools import partial
-
-    from rayserve.clients import ServeApi, read_token
-    from rayserve.deploy import deploy as make_it_run
-    from rayserve.inventory import read_plan
-
-    token = read_token(token_file) if token_file else ""
-    serve = ServeApi(dashboard_port, token)
-    done = make_it_run(read_plan(plan_file), serve, tell=partial(click.echo, err=True))
-    text = f"{done.app} is ready after {done.seconds:.0f} s: {done.url}"
-    click.echo(json.dumps({"format": FORMAT} | asdict(done)) if as_json else text)
 
 
 @main.command()

@@ -87,9 +87,10 @@ class ServeApi:
         HostError: it does not take the token.
     """
 
-    def __init__(self, port: int, token: str) -> None:
+    def __init__(self, port: int, token: str, token_from: str = "") -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._token = token
+        self._token_from = token_from or "none"
 
     def missing(self) -> str:
         """What Serve's REST interface does in place of answering; empty where it answers."""
@@ -145,8 +146,8 @@ class ServeApi:
         if status in REFUSALS:
             raise HostError(
                 "the token that Ray's dashboard asks for",
-                found=f"HTTP {status}: {shown[:200]}",
-                do="run this as the user of Ray, with the RAY_AUTH_TOKEN_PATH that Ray was started with",
+                found=f"HTTP {status}: {shown[:200]} (token of {self._token_from})",
+                do="name the file that Ray was started with: --token-file, or RAY_AUTH_TOKEN_PATH",
             )
         if status in ELSEWHERE:
             raise self._stranger(f"HTTP {status} {shown}".strip())
@@ -283,6 +284,23 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def find_token(named: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Ray's token and where it was found, in Ray's own order; two empty texts where there is none.
+
+    `named` is the file that is given, or RAY_AUTH_TOKEN_PATH; then RAY_AUTH_TOKEN counts, then
+    ~/.ray/auth_token, by HOME as for Ray (ray/_private/authentication).
+
+    Raises:
+        HostError: the file cannot be read, or is empty.
+    """
+    if named:
+        return read_token(named), named
+    if environment.get("RAY_AUTH_TOKEN", "").strip():
+        return environment["RAY_AUTH_TOKEN"].strip(), "RAY_AUTH_TOKEN"
+    home = Path.home() / ".ray" / "auth_token"
+    return (read_token(str(home)), str(home)) if home.exists() else ("", "")
 
 
 def read_token(path: str) -> str:

@@ -82,7 +82,7 @@ class _Readers:
             try:
                 where = Where(f"{self._place}/{asked.file}")
                 self.done.put((asked, _header(asked, self._headers, where)))
-            except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+            except Exception as error:  # noqa: BLE001 - entry of the thread: whoever waits gets it
                 self.done.put((asked, error))
 
 

@@ -20,7 +20,7 @@ from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing, holds, size
-from rayserve.planner.subject import known_architecture, read_model_profile
+from rayserve.planner.subject import check_method, known_architecture, read_model_profile
 from rayserve.planner.timing import Timing, read_timing
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.spec import ClusterSpec, NodePool, serving_pool
@@ -95,6 +95,7 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
+    check_method(spec, profile)
     architecture = known_architecture(spec, profile, weights.config)
     fit = judge(spec, profile, architecture, gpu, weights.stored)
     obstacles = None

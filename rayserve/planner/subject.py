@@ -33,7 +33,6 @@ def read_model_profile(
             where=where,
         )
     profile = read_profile(model_config, where)
-    check_method(spec, profile)
     changes: dict[str, Any] = {}
     if spec.precision.dtype != "auto":
         changes["dtype_bits"] = TYPE_BITS[spec.precision.dtype]

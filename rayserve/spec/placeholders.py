@@ -22,13 +22,14 @@ USUAL = re.compile(
 def find_placeholder(spec: ClusterSpec) -> tuple[Loc, str] | None:
     """The first text of a spec that still holds a placeholder, and its location."""
     return next(
-        (
-            (loc, text)
-            for loc, text in texts(spec.model_dump())
-            if PLACEHOLDER in text or USUAL.search(text)
-        ),
+        ((loc, text) for loc, text in texts(spec.model_dump()) if unfilled(text)),
         None,
     )
+
+
+def unfilled(text: str) -> bool:
+    """Whether a text is, or holds, what stands for something that a person must write."""
+    return PLACEHOLDER in text or USUAL.search(text) is not None
 
 
 def texts(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, str]]:

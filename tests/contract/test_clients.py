@@ -12,7 +12,7 @@ from socket import create_server
 import pytest
 
 from rayserve import clients
-from rayserve.clients import MAX_ANSWER_BYTES, MAX_SHOWN, ServeApi, answers, read_token
+from rayserve.clients import MAX_ANSWER_BYTES, MAX_SHOWN, ServeApi, answers, find_token, read_token
 from rayserve.deploy import deploy
 from rayserve.errors import HostError, StartError
 from tests.ray_cluster import free_port
@@ -360,3 +360,17 @@ def test_a_token_that_cannot_be_used_is_named(tmp_path):
             read_token(str(path))
     path.write_text("abc\n")
     assert read_token(str(path)) == "abc"
+
+
+def test_the_token_is_found_where_ray_finds_it(tmp_path, monkeypatch):
+    """The file that is named, then the variable, then ~/.ray/auth_token by HOME; else there is none."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_token(None, {}) == ("", "")
+    home = tmp_path / ".ray" / "auth_token"
+    home.parent.mkdir()
+    home.write_text("of-home")
+    (tmp_path / "named").write_text("of-file")
+    assert find_token(None, {}) == ("of-home", str(home))
+    assert find_token(None, {"RAY_AUTH_TOKEN": "of-env"}) == ("of-env", "RAY_AUTH_TOKEN")
+    named = str(tmp_path / "named")
+    assert find_token(named, {"RAY_AUTH_TOKEN": "of-env"}) == ("of-file", named)

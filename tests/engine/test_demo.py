@@ -5,6 +5,7 @@ Each test ends with the same question: is anything left that was not there befor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,18 +14,21 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
-from openai import AuthenticationError, OpenAI
+from openai import AuthenticationError, BadRequestError, OpenAI
 
 from rayserve.demo import host, processes
-from rayserve.demo.workdir import WorkDir
+from rayserve.demo.workdir import Running, WorkDir
 
 REPOSITORY = Path(__file__).parents[2]
 START_LIMIT_S = 420
 STOP_LIMIT_S = 45
+DASHBOARD_PORT = re.compile(r"--dashboard-port[=\0](\d+)")
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -167,6 +171,42 @@ def test_a_killed_demo_leaves_nothing(demo):
         time.sleep(0.2)
 
 
+def dashboard_of(running: Running) -> str:
+    """Where Ray's dashboard of this demo listens."""
+    keeper = running.keeper()
+    assert keeper is not None
+    commands = ["\0".join(one.cmdline()) for one in keeper.children(recursive=True)]
+    port = next(found[1] for text in commands if (found := DASHBOARD_PORT.search(text)))
+    return f"http://127.0.0.1:{port}"
+
+
+def where_it_is_told(secret: str, run: Run, running: Running) -> list[str]:
+    """Every place but its own file in which the secret can be read by others: processes, files, Ray's API."""
+    word = secret.encode()
+    found = []
+    keeper = running.keeper()
+    assert keeper is not None
+    for process in [keeper, *keeper.children(recursive=True)]:
+        for name in ("environ", "cmdline"):
+            with contextlib.suppress(OSError):
+                if word in Path(f"/proc/{process.pid}/{name}").read_bytes():
+                    found.append(f"{name} of {process}")
+    for folder in (run.work.path, Path(running.temp_dir)):
+        files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        assert files
+        found += [
+            str(path) for path in files if path != run.work.keys and word in path.read_bytes()
+        ]
+    token = Path(running.temp_dir, "token").read_text()
+    for path in ("/api/serve/applications/", "/api/v0/actors?detail=1", "/api/v0/tasks?detail=1"):
+        request = urllib.request.Request(dashboard_of(running) + path)
+        request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            if word in answer.read():
+                found.append(path)
+    return found
+
+
 def test_a_kept_demo_serves_refuses_a_second_and_stops(demo, tmp_path):
     """--keep answers clients with the key; a second demo is told why not; --stop ends it all."""
     run = demo("--keep")
@@ -191,6 +231,14 @@ def test_a_kept_demo_serves_refuses_a_second_and_stops(demo, tmp_path):
         assert same_port.wait(30) == 4
         assert re.search(rf"free port {run.port} .*\n.*haproxy \(pid \d+\)", same_port.output())
         assert client.models.list().data[0].id == "demo"
+
+        with pytest.raises(BadRequestError):
+            client.completions.create(model="demo", prompt="a", max_tokens=10**6)
+        assert where_it_is_told(key, run, running) == []
+        with pytest.raises(
+            urllib.error.HTTPError, match="401"
+        ):  # Ray's own token closes its dashboard
+            urllib.request.urlopen(dashboard_of(running) + "/api/serve/applications/", timeout=10)
     finally:
         command = [sys.executable, "-m", "rayserve.cli", "demo", "--stop", "--dir", run.work.path]
         stopped = subprocess.run(

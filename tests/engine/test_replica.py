@@ -254,6 +254,28 @@ def test_hanging_up_does_not_dodge_the_token_budget(served):
         served.change_door()
 
 
+def test_a_long_prompt_counts_against_the_token_budget(served):
+    """The budget is of prompt and answer: one token after a long prompt uses up what a short one leaves."""
+    path = Path(served.plan.door.api_key_file)
+    key = secrets.token_urlsafe(24)
+    path.write_text(f"{served.key}\n{key}\n")
+    served.change_door(key_tokens_per_minute=100)
+    try:
+
+        def ask(prompt: str) -> Call:
+            return Call(served, "/v1/completions", {"prompt": prompt, "max_tokens": 1}, key)
+
+        wait_until(lambda: ask("a").reply.status == 200, 5, "the fresh key")
+        assert ask("a").reply.status == 200
+        long = ask("once upon a time there was " * 40)
+        assert long.reply.status == 200
+        assert long.json()["usage"]["completion_tokens"] == 1
+        assert ask("a").reply.status == 429
+    finally:
+        path.write_text(f"{served.key}\n")
+        served.change_door()
+
+
 def hang_up_after(served: Served, body: dict[str, Any], key: str, seconds: float) -> None:
     """Ask for an answer that is not streamed, and leave before it can be there."""
     url = urlsplit(served.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -235,6 +237,29 @@ def replica_refusal(cluster, config: dict, told: str) -> str:
         return next((text for text in messages if told in text), None)
 
     return str(wait_until(refusal_of_replica, 60, "the replica's refusal"))
+
+
+def test_an_engine_that_is_not_ready_in_its_budget_is_ended_with_its_children(
+    plan, cluster, folder
+):
+    """The replica's own clock ends the start, says how far it came, and leaves no process of vLLM."""
+    (folder / "late").mkdir()
+    late = make_plan(
+        folder / "late",
+        endpoint={"ingress": "proxy", "api_key_file": ""},
+        timeouts={"start_s": 4, "stall_s": 3, "health_timeout_s": 2},
+    )
+    message = replica_refusal(cluster, serve_config(late), "within the start budget of 4 s")
+    assert "not ready after phases" in message
+    assert "raise timeouts.start_s" in message
+    cluster.deploy({"applications": []})
+
+    def ended() -> bool:
+        with contextlib.suppress(psutil.Error):
+            return not [one for one in cluster.members() if one.name().startswith("VLLM")]
+        return False
+
+    wait_until(ended, 60, "the end of vLLM's processes")
 
 
 def test_a_door_without_keys_opens_to_no_network(plan):

@@ -213,8 +213,16 @@ def test_a_draft_model_of_an_id_keeps_its_commit_or_asks_for_it(extra, written):
 
 
 def filled(text: str) -> str:
-    """The file with something in place of each placeholder."""
-    return text.replace(PLACEHOLDER, "filled-in")
+    """The file with something in place of each placeholder, and of the folders of examples."""
+    return text.replace(PLACEHOLDER, "filled-in").replace("/path/to/", "/srv/")
+
+
+def test_a_folder_of_an_example_is_a_placeholder():
+    """The plan would refuse it: convert names it among what is to be filled in, as it was written."""
+    found = convert("vllm serve /path/to/model -tp 8")
+    held = {item.key: item.value for item in found.placeholders}
+    assert held["model.path"] == "/path/to/model"
+    assert at(spec_of(found.cluster_yml), "model.path") == "/path/to/model"
 
 
 def test_what_is_not_filled_in_is_refused():

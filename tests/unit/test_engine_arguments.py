@@ -117,7 +117,7 @@ def test_refused_value(name, value):
         ("default_chat_template_kwargs", {"chat_template": "{{ x }}"}, "`chat.template_file`"),
         ("mm_processor_kwargs", {"trust_remote_code": True}, "runs code"),
         ("mm_processor_kwargs", {"image": [{"trust-remote-code": True}]}, "runs code"),
-        ("model_loader_extra_config", {"s3_secret_access_key": "x"}, "secrets.yml"),
+        ("model_loader_extra_config", {"s3_secret_access_key": "x"}, "read by many"),
         ("attention_config", {"backened": "FLASH_ATTN"}, "write `backend`"),
         ("compilation_config", {"pass_config": {"nonsense": 1}}, "one of: "),
     ],

@@ -130,6 +130,22 @@ def test_secrets_that_are_no_files_are_told(tmp_path: Path, what: str) -> None:
     assert token.error
 
 
+def test_without_a_unit_the_token_is_looked_for_by_home(tmp_path: Path) -> None:
+    """As Ray looks: HOME of this shell, which need not be the home of the user."""
+    (tmp_path / ".ray").mkdir()
+    Path(secret(tmp_path / ".ray", KEY)).rename(tmp_path / ".ray" / "auth_token")
+    unit = RayUnit(
+        inside=False, known=False, user="", asker="root", environment={"HOME": str(tmp_path)}
+    )
+    token = read_token(wanted(token=True), unit, Path("/"), run)
+    assert token is not None
+    assert (token.path, token.error, token.mode) == (
+        str(tmp_path / ".ray" / "auth_token"),
+        "",
+        0o600,
+    )
+
+
 def test_a_token_is_seen_and_never_said(tmp_path: Path) -> None:
     """A token gives the permissions of its file; white space alone is no token."""
     unit = RayUnit(

@@ -95,7 +95,7 @@ def test_a_deployment_and_a_verdict_about_arguments_have_their_format(monkeypatc
     """`deploy` and `check args` print the version of their form too, and the keys that docs/json.md names."""
     plan = str(ROOT / "inventories" / "demo" / "group_vars" / "all" / "plan.yml")
     done = Deployed("chat-0", "http://127.0.0.1:8000/0", 1.5)
-    monkeypatch.setattr("rayserve.deploy.deploy", lambda *_: done)
+    monkeypatch.setattr("rayserve.deploy.deploy", lambda *_, **__: done)
     verdict = {"ok": True, "replicas": [{"revision": "0"}]}
     monkeypatch.setattr("rayserve.serving.argcheck.check", lambda _file: verdict)
     deployed = CliRunner().invoke(cli.main, ["deploy", plan, "--json"])

@@ -107,7 +107,9 @@ def read_token(wanted: Wanted | None, unit: RayUnit, root: Path, run: Runner) ->
     if not path and unit.unread:
         return TokenFile("", unasked=f"{unit.unread}, which names it, is closed to {unit.asker}")
     named = bool(path)
-    path = path or f"{_home(unit.user or unit.asker, root)}/.ray/auth_token"
+    # Ray goes by HOME, which need not be the home that the system has for the user.
+    ours = "" if unit.user else unit.environment.get("HOME", "")
+    path = path or f"{ours or _home(unit.user or unit.asker, root)}/.ray/auth_token"
     if unit.stranger:
         return TokenFile(path, unasked=f"only root or {unit.stranger} can look")
     answer = ask(TOKEN, path, unit.user, run)

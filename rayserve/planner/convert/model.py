@@ -6,7 +6,7 @@ import re
 
 from rayserve.planner.convert.draft import Draft, veiled
 from rayserve.spec.base import HF_ID, MODEL_NAME
-from rayserve.spec.placeholders import PLACEHOLDER
+from rayserve.spec.placeholders import PLACEHOLDER, unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES
 
 FLAGS = {"model", "revision"}
@@ -64,7 +64,10 @@ def _place_checkpoint(draft: Draft, written: str) -> None:
     if revision is not None:
         draft.leave(revision)
     if written.startswith("/") and "$" not in written and "<" not in written:
-        draft.put("model.path", written)
+        if unfilled(written):
+            draft.hold("model.path", written, "the folder on every host; this one is of an example")
+        else:
+            draft.put("model.path", written)
         return
     leaf = re.sub(r"[^\w.-]", "-", written.rstrip("/").rpartition("/")[2]) or "model"
     remote = written.startswith(CLOUD_SCHEMES)
