@@ -24,7 +24,7 @@ from tests.contract.hub_server import COMMIT, LATER, HubServer, safetensors, ser
 ID = "acme/tiny"
 HERE = Where("cluster.yml", 9, "model.hf_id")
 CONFIG = (ROOT / "inventories" / "demo" / "model" / "config.json").read_bytes()
-ODD = json.dumps(json.loads(CONFIG) | {"quantization_config": {"quant_method": "gguf"}}).encode()
+ODD = json.dumps(json.loads(CONFIG) | {"quantization_config": {"quant_method": "torchao"}}).encode()
 """In a format that the planner does not know: only the headers say how large it is."""
 TOKEN = "hf_neverShowThisToken"
 SPEC = """\

@@ -62,6 +62,10 @@ def continuing(handler, _file):
     return True
 
 
+STALL_S = 30
+"""That a server holds an answer back; a plan that is told to end does not wait for it."""
+
+
 # ── time ────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("answer", [dripping, continuing])
 def test_a_head_without_an_end_ends_with_the_time_for_it(hub, client, monkeypatch, answer):
@@ -117,12 +121,12 @@ def test_a_signal_ends_a_plan_at_once_while_headers_drip(hub, tmp_path, number):
         begun.set()
         return dripping(handler, file)
 
-    config = json.loads(CONFIG) | {"quantization_config": {"quant_method": "gguf"}}
+    config = json.loads(CONFIG) | {"quantization_config": {"quant_method": "torchao"}}
     hub.repos[ID][COMMIT] |= {"config.json": json.dumps(config).encode()} | shards(3)
     hub.misbehave = drip
     code, _err, seconds = ended(hub, tmp_path, begun, number)
     assert code != 0
-    assert seconds < 5
+    assert seconds < STALL_S / 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -135,7 +139,7 @@ def test_a_signal_while_a_file_comes_leaves_no_part_of_it(hub, tmp_path, number)
         if handler.command == "GET":
             handler.wfile.write(b"{")
             begun.set()
-            time.sleep(8)
+            time.sleep(STALL_S)
             handler.close_connection = True
         return True
 
@@ -143,7 +147,7 @@ def test_a_signal_while_a_file_comes_leaves_no_part_of_it(hub, tmp_path, number)
     code, err, seconds = ended(hub, tmp_path, begun, number)
     assert code == 128 + number, err
     assert "Traceback" not in err
-    assert seconds < 5
+    assert seconds < STALL_S / 2
     assert [name for name in cached_files(tmp_path / "home" / "hub") if name != "main"] == []
 
 
@@ -156,11 +160,11 @@ def ended(hub, tmp_path, begun, number):
         env=environment(hub, tmp_path / "home"),
     ) as child:  # fmt: skip
         try:
-            assert begun.wait(60)
+            assert begun.wait(120)
             time.sleep(0.5)  # the first byte is there, and the client waits for the next
             begin = time.monotonic()
             child.send_signal(number)
-            _out, err = child.communicate(timeout=30)
+            _out, err = child.communicate(timeout=2 * STALL_S)
             seconds = time.monotonic() - begin
         finally:
             child.kill()
