@@ -21,24 +21,19 @@ from rayserve.errors import HostError, SpecError, Where
 from rayserve.hub import bounds, cache, fetch
 from rayserve.planner.support.reading import MAX_NAME, parse_index
 from tests.bad_specs import ROOT
-from tests.contract.hub_server import COMMIT
-from tests.contract.test_hub import (
+from tests.contract.hub_client import (
     CONFIG,
     HERE,
     ID,
     TOKEN,
     cached_files,
-    client,  # noqa: F401 - fixture
     environment,
-    hub,  # noqa: F401 - fixture
     plan,
     refused,
     shards,
     spec,
 )
-
-# The fixtures `client` and `hub` are those of test_hub.
-# ruff: noqa: F811
+from tests.contract.hub_server import COMMIT
 
 
 def dripping(handler, _file):
