@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,7 +18,8 @@ from rayserve import __version__
 from rayserve.deploy_command import deploy
 from rayserve.doctor.command import doctor
 from rayserve.entry import FORMAT, Commands
-from rayserve.errors import InputError, UsageError
+from rayserve.errors import RayserveError, UsageError
+from rayserve.usage import COMMAND_FILE, PLAN_FILE, STARTED_FILE, read_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from rayserve.inventory import Files
     from rayserve.planner.views.terminal import Style
     from rayserve.planning import Planned
-
-MOST_COMMAND_CHARACTERS: Final = 2**20
-"""Read of a pasted command line; the parser itself takes less, and says so."""
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -171,7 +169,7 @@ def _rank_candidates(files: Files, others: list[str], *, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
+@click.argument("plan_file", metavar="PLAN", type=PLAN_FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--systemd", is_flag=True, help="Print KEY=VALUE lines, for an EnvironmentFile.")
 def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
@@ -185,7 +183,7 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 
 
 @main.command()
-@click.argument("command_file", metavar="FILE", type=click.File("r", encoding="utf-8"), default="-")
+@click.argument("command_file", metavar="[FILE]", type=COMMAND_FILE, default="-")
 @click.option("--version", default="", help="The vLLM version that the command was written for.")
 @click.option("--aim", type=click.Choice(["latency", "throughput"]), default="latency")
 @click.option("--gpu", default="", help="GPU model of the catalogue, such as A100-80GB-SXM.")
@@ -196,7 +194,7 @@ def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object (docs/json.md).")
 def convert(
-    command_file: TextIO, *, version: str, aim: str, gpu: str, hosts: int | None,
+    command_file: str, *, version: str, aim: str, gpu: str, hosts: int | None,
     gpus_per_host: int | None, config_file: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Turn a `vllm serve` command line, in FILE or on standard input, into a cluster.yml.
@@ -206,18 +204,7 @@ def convert(
     from rayserve.planner.convert import convert_command
     from rayserve.planning import read_model_config
 
-    try:
-        text = command_file.read(MOST_COMMAND_CHARACTERS)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            "a command line in UTF-8", found=error.reason, do="save it as plain UTF-8"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            "a command line that can be read",
-            found=error.strerror or str(error),
-            do="name the right file, or paste the command on standard input",
-        ) from None
+    text = read_command(command_file)
     config = read_model_config(config_file) if config_file is not None else None
     click.echo(
         convert_command(
@@ -251,7 +238,9 @@ def _wanted(plan: str) -> Wanted:
 def _room(name: str, does: str, asks: str) -> None:
     """Add `rayserve check NAME`; `asks` names its options beside --textfile and --json."""
     options = {
-        "plan": click.option("--plan", metavar="PLAN", help="What the hosts must be: a plan.yml."),
+        "plan": click.option(
+            "--plan", metavar="PLAN", type=PLAN_FILE, help="What the hosts must be: a plan.yml."
+        ),
         "before-start": click.option(
             "--before-start", is_flag=True, help="GPU memory must be free; no engine answers yet."
         ),
@@ -312,7 +301,7 @@ for _name, _does, _asks in (
 
 
 @check.command("args")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("file", type=STARTED_FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def check_args_command(file: str, *, as_json: bool) -> None:
     """Ask the installed vLLM whether it accepts what FILE, a plan or Serve config, would start."""
@@ -325,9 +314,7 @@ def check_args_command(file: str, *, as_json: bool) -> None:
         for replica in verdict["replicas"]:
             click.echo(f"accepted: revision {replica['revision']}")
     else:
-        for part in ("needed", "found", "do"):
-            if part in verdict:
-                click.echo(f"{part:7}{verdict[part]}", err=True)
+        click.echo(f"error: {RayserveError.from_dict(verdict).message()}", err=True)
     raise SystemExit(verdict.get("exit_code", 0))
 
 

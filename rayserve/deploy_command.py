@@ -9,10 +9,11 @@ import click
 
 from rayserve.entry import FORMAT
 from rayserve.ports import RAY
+from rayserve.usage import PLAN_FILE
 
 
 @click.command()
-@click.argument("plan_file", metavar="PLAN", type=click.Path(exists=True, dir_okay=False))
+@click.argument("plan_file", metavar="PLAN", type=PLAN_FILE)
 @click.option(
     "--dashboard-port", type=click.IntRange(1, 65535), default=RAY["dashboard"], show_default=True
 )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 import click
 
 from rayserve.errors import OutputError, RayserveError, UsageError
+from rayserve.usage import told
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -48,7 +49,7 @@ class Commands(click.Group):
             return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Parse the group's own options; a wrong one is JSON too under `--json`."""
+        """Parse the group's own options; a wrong one is told as every other error."""
         try:
             return super().make_context(*args, **extra)
         except click.ClickException as error:
@@ -77,9 +78,9 @@ def _wants_json() -> bool:
 
 
 def _fail_usage(error: click.ClickException) -> NoReturn:
-    if not _wants_json():
-        raise error
-    _fail(UsageError(error.format_message(), do="see --help"), as_json=True)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not _wants_json():
+        raise error  # no mistake: a group without a command shows its help
+    _fail(told(error), as_json=_wants_json())
 
 
 def _unexpected(error: Exception) -> RayserveError:

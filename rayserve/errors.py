@@ -16,7 +16,9 @@ Every message answers three questions, in this order: what was needed, what was 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rayserve.veil import veiled
 
@@ -80,6 +82,13 @@ class RayserveError(Exception):
             if self.where.key is not None:
                 out["key"] = self.where.key
         return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RayserveError:
+        """The error that `as_dict` was made of, whichever its kind: all that its message says."""
+        where = Where(data["path"], data.get("line"), data.get("key")) if "path" in data else None
+        found, do = data.get("found", ""), data.get("do", "")
+        return cls(data["needed"], found=found, do=do, where=where)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Ray carries exceptions between processes with pickle, which by default calls __init__ with

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -25,8 +26,8 @@ from rayserve.errors import HostError, PlanError, SpecError, UsageError, Where
 from rayserve.files import read_bytes
 from rayserve.plan import Plan, parse_plan
 from rayserve.starts import LEDGER
+from rayserve.usage import GROUP_VARS, MOST_NEIGHBOURS, nearby, shown
 
-GROUP_VARS = Path("group_vars", "all")
 # A plan has some tens of KiB.
 MAX_BYTES = 4 * 2**20
 MAX_DEPTH = 64
@@ -64,8 +65,7 @@ def locate(spec: str, out: str | None) -> Files:
     found = f"no file at {path}"
     try:
         if path.is_dir():
-            inside = path / GROUP_VARS / "cluster.yml"
-            path = inside if inside.is_file() else path / "cluster.yml"
+            path = _in_folder(path)
             found = f"no file at {path}"
         there = path.is_file()
     except OSError as error:  # a name that is too long, a folder that is not ours
@@ -73,8 +73,8 @@ def locate(spec: str, out: str | None) -> Files:
     if not there:
         raise UsageError(
             "a cluster.yml, or the folder of an inventory that has one",
-            found=found[:200],
-            do="name it: rayserve plan inventories/demo",
+            found=shown(found),
+            do=_meant(Path(spec)),
         )
     if out is not None:
         return Files(path, Path(out) / "plan.yml", Path(out) / "serve.yml")
@@ -85,6 +85,36 @@ def locate(spec: str, out: str | None) -> Files:
         folder / "plan.yml",
         (folder.parent.parent if in_group_vars else folder) / "serve.yml",
     )
+
+
+def _in_folder(folder: Path) -> Path:
+    """Where the spec of an inventory is, or would be."""
+    inside = folder / GROUP_VARS / "cluster.yml"
+    return inside if inside.is_file() else folder / "cluster.yml"
+
+
+def _meant(path: Path) -> str:
+    """What to write instead of a name under which there is no spec."""
+
+    def takes(name: Path) -> Path | None:
+        ours = name.is_file() if name.suffix in (".yml", ".yaml") else _in_folder(name).is_file()
+        return name if ours else None
+
+    if inside := _inventories(path) or _inventories(path / "inventories"):
+        return f"name one of its inventories: rayserve plan {' or '.join(map(str, inside[:5]))}"
+    close = nearby(path, takes) or nearby(Path("inventories", path), takes)
+    if close is not None:
+        return f"write it so: rayserve plan {close}"
+    return "name the folder or its cluster.yml: rayserve plan inventories/NAME"
+
+
+def _inventories(folder: Path) -> list[Path]:
+    """The folders with a spec in a folder; none where it cannot be looked into."""
+    try:
+        names = itertools.islice(folder.iterdir(), MOST_NEIGHBOURS)
+        return sorted(name for name in names if _in_folder(name).is_file())
+    except OSError:
+        return []
 
 
 def read_plan(path: str) -> Plan:
