@@ -18,7 +18,7 @@ from rayserve.spec.base import Section
 from rayserve.spec.model import SPEC_KEY, ClusterSpec
 from rayserve.spec.placeholders import find_placeholder, texts
 from rayserve.spec.rules import first_problem
-from rayserve.spec.words import describe, meaning, nearest, section_of
+from rayserve.spec.words import describe, meaning, meant_key, section_of
 from rayserve.veil import holds_secret, may_be_key
 
 
@@ -101,7 +101,7 @@ def _first_error(error: ValidationError, document: Document) -> SpecError:
     where = document.where((SPEC_KEY, *loc))
     kind = item["type"]
     if kind == "extra_forbidden":
-        return _unknown_key(loc, section, where)
+        return _unknown_key(loc, item["input"], section, where)
     if kind == "missing":
         needed = f"`{dotted(loc)}`, {_phrase(field, loc)}"
         return SpecError(
@@ -136,10 +136,10 @@ def _locate(loc: Loc) -> tuple[Loc, FieldInfo | None, type[Section]]:
     return loc, field, section
 
 
-def _unknown_key(loc: Loc, section: type[Section], where: Where) -> SpecError:
+def _unknown_key(loc: Loc, value: object, section: type[Section], where: Where) -> SpecError:
     name = str(loc[-1])
     parent = dotted(loc[:-1]) or SPEC_KEY
-    close = nearest(name, section.model_fields)
+    close = meant_key(name, value, section)
     elsewhere = _sections_with(name)
     if close:
         do = f"write `{close}`"

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import annotated_types
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from rayserve.described import descriptions
@@ -40,6 +41,29 @@ def nearest(name: str, names: Iterable[str]) -> str:
     beginnings = [item for item in known if name and item.startswith(name)]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.72)
     return close[0] if close else beginnings[0] if len(beginnings) == 1 else ""
+
+
+def meant_key(name: str, value: object, section: type[Section]) -> str:
+    """The key of a section that an unknown one was to be: alike, or the only one with that word in it.
+
+    Of several the one whose type takes the value: `gpus: 8` is `gpus_per_host`, not the text `gpu`.
+    """
+    fields = section.model_fields
+    near = nearest(name, fields)
+    parts = set(name.lower().split("_"))
+    holding = [key for key in fields if parts <= set(key.split("_")) and _takes(fields[key], value)]
+    if near and (_takes(fields[near], value) or len(holding) != 1):
+        return near
+    return holding[0] if len(holding) == 1 else ""
+
+
+def _takes(field: FieldInfo, value: object) -> bool:
+    """Whether a field's type takes a value; its bounds are told when the key is right."""
+    try:
+        TypeAdapter[Any](field.annotation or Any).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
