@@ -182,12 +182,12 @@ def _one(simple: Simple, found: _Found, depth: int) -> tuple[str, list[Word]] | 
         return server
     if head.text in BESIDE or (head.text in CONTAINERS and words[1:2] and words[1].text == "pull"):
         _remember_version(words, found)
-        found.notes.append(Note("beside", f"`{head.text}`, which starts no server", head.line))
+        found.notes.append(Note("beside", f"`{head.text}`, which starts no server,", head.line))
         return None
     other = _no_server(words)
     if head.text == "vllm" or CLIENTS.fullmatch(head.text):
         found.others.append(other)
-        found.notes.append(Note("beside", f"`{head.text}`, which starts no server", head.line))
+        found.notes.append(Note("beside", f"`{head.text}`, which starts no server,", head.line))
         return None
     raise other
 
@@ -253,7 +253,7 @@ def _contained(container: Container, found: _Found) -> tuple[str, list[Word]] | 
                 Note("glued", f"`{container.glued[0]}` and its value in one item", 0)
             )
         if container.image:
-            found.notes.append(Note("beside", "what the manifest says of the container", 0))
+            found.notes.append(Note("manifest", "what the manifest says of the container", 0))
     return server
 
 

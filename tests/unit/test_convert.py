@@ -504,7 +504,36 @@ def test_a_release_is_known_however_it_is_written_and_only_if_it_was_read(versio
     """0.6 is 0.6.0; of releases beyond those that were read nothing is claimed."""
     found = convert("vllm serve /m --disable-log-requests", version=version).findings
     assert piece in next(item.what for item in found if item.kind == "removed")
-    assert any("no whole list" in item.what for item in found) is not listed
+    told = ("no whole list", "the last release whose flags were read")
+    assert any(words in item.what for item in found for words in told) is not listed
+
+
+@pytest.mark.parametrize("version, warned", [("1.2", True), ("0.5", False), ("0.32.0", False)])
+def test_a_release_after_the_last_that_was_read_is_a_warning(version, warned):
+    """A slip such as 1.2 is told before the notes, with the release up to which flags are known."""
+    finding = convert("vllm serve /m", version=version).findings[0]
+    told = f"vLLM {version} is later than {releases_read()[-1]}" in finding.what
+    assert (finding.severity == "warning" and told) is warned
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("vllm serve /m > /tmp/log 2>&1", "line 1: where the output goes is left out"),
+        ("vllm serve /m &", "line 1: the `&` is left out"),
+        ("pip install vllm\nvllm serve /m", "line 1: `pip`, which starts no server, is left out"),
+        (
+            "services: {v: {image: 'vllm/vllm-openai:v0.9.0', command: [--model, /m]}}",
+            "what the manifest says of the container is left out",
+        ),
+    ],
+)
+def test_what_is_left_out_is_one_sentence(text, what):
+    """It is named once, with what becomes of it and without a reason that repeats it."""
+    finding = next(item for item in convert(text).findings if "left out" in item.what)
+    assert finding.what == what
+    assert finding.do
+    assert not finding.why
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from rayserve.planner.convert.draft import Draft, Setting, Severity
 from rayserve.spec import nearest
 
 MENDED: dict[str, tuple[Severity, str, str]] = {
-    "background": ("note", "left out: `&`", "the service runs in the background"),
-    "beside": ("note", "left out: a command beside it", "the playbooks prepare hosts"),
+    "background": ("note", "{} is left out", "nothing: the service runs in the background anyway"),
+    "beside": ("note", "{} is left out", "nothing: the playbooks prepare hosts"),
     "broken_continuation": (
         "error",
         "a shell would run this in pieces",
@@ -34,11 +34,18 @@ MENDED: dict[str, tuple[Severity, str, str]] = {
         "a flag and its value are one item of a list",
         "vLLM gets them as one word, and refuses it: write two items, or --flag=value",
     ),
+    "manifest": (
+        "note",
+        "{} is left out",
+        "look through it: ports, volumes and devices are what the playbooks set up",
+    ),
     "prompt": ("note", "a prompt sign was left out", ""),
-    "redirection": ("note", "left out: where output goes", "the service's log keeps it"),
+    "redirection": ("note", "{} is left out", "nothing: the service's log keeps the output"),
     "typography": ("warning", "typographic characters were put right", "paste from a plain editor"),
 }
-"""What the reader of shell text mended: how grave it is, what it means, what to do."""
+"""What the reader of shell text mended: how grave it is, what it means, what to do. {}: what it found,
+which else is told as the reason.
+"""
 
 
 def judge_history(draft: Draft, setting: Setting) -> None:
@@ -150,7 +157,8 @@ def judge_text(draft: Draft) -> None:
     """What the text itself, its way to start the server and the version say."""
     for note in draft.command.notes:
         severity, what, do = MENDED[note.kind]
-        why = f"found {note.what}"
+        why = "" if "{}" in what else f"found {note.what}"
+        what = what.replace("{}", note.what)
         where = f"line {note.line}: " if note.line else ""
         draft.find(severity, note.kind, "", where + what, why=why, do=do)
     if draft.command.program == DEMO:
@@ -170,6 +178,7 @@ def judge_text(draft: Draft) -> None:
 
 def _judge_version(draft: Draft) -> None:
     version, read = draft.context.version, releases_read()
+    last = Version.parse(read[-1])
     if version is None:
         draft.find(
             "note",
@@ -178,6 +187,15 @@ def _judge_version(draft: Draft) -> None:
             "the release that the command was written for is not known",
             why=f"so a removed flag counts as an error of vLLM {VLLM_VERSION}, the pinned one",
             do="give --version, such as 0.7.3",
+        )
+    elif last is not None and version > last:
+        draft.find(
+            "warning",
+            "version",
+            "",
+            f"vLLM {version} is later than {read[-1]}, the last release whose flags were read",
+            why="what it has or lacks is not known here; its flags are judged as far as others tell",
+            do=f"correct --version if it is a slip; else compare with `vllm serve --help` of {version}",
         )
     elif version not in {Version.parse(release) for release in read}:
         draft.find(

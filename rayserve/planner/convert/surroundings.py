@@ -171,6 +171,6 @@ def sampling(draft: Draft) -> None:
         "default_changed",
         "--generation-config",
         "sampling defaults come from the checkpoint's generation_config.json",
-        why="which the command line does not show; without that file they are as written here",
+        why="the command line does not show that file; without it they are as written here",
         do="copy temperature, top_p, top_k and the rest from it to `sampling`",
     )
