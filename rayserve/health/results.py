@@ -91,10 +91,21 @@ def worst(results: Iterable[CheckResult]) -> Status:
 
 
 def render(results: Sequence[CheckResult]) -> str:
-    """One line a check; what is wrong also says what was expected, why, and what to do."""
+    """One line a check; what is wrong also says what was expected, why, and what to do.
+
+    Checks that are skipped for the same reason share a line, where the first of them would stand.
+    """
+    skipped: dict[str, list[str]] = {}
+    for result in results:
+        if result.status is Status.SKIP:
+            skipped.setdefault(result.why, []).append(result.name)
     width = max((len(result.name) for result in results), default=0)
     lines: list[str] = []
     for result in results:
+        if result.status is Status.SKIP:
+            if names := skipped.pop(result.why, None):
+                lines.append(f"skip  {', '.join(names)}: {result.why}")
+            continue
         lines.append(f"{result.status.value}  {result.name:{width}}  {result.observed}")
         if result.status in (Status.WARN, Status.FAIL):
             lines.append(f"      expected: {result.expected}")
@@ -106,8 +117,8 @@ def render(results: Sequence[CheckResult]) -> str:
             lines.append(f"      see: {RUNBOOKS}/{result.runbook}.md")
     counts = {status: sum(result.status is status for result in results) for status in Status}
     said = f"{counts[Status.FAIL]} failed, {counts[Status.WARN]} warned"
-    skipped = f", {counts[Status.SKIP]} skipped" if counts[Status.SKIP] else ""
-    lines.append(f"{len(results)} checks: {said}{skipped}")
+    unasked = f", {counts[Status.SKIP]} skipped" if counts[Status.SKIP] else ""
+    lines.append(f"{len(results)} checks: {said}{unasked}")
     if worst(results) is Status.SKIP:
         lines.append("nothing was judged: each check was skipped, so nothing is known of this host")
     return "\n".join(lines)

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayserve.cli import main
-from rayserve.health import gate
+from rayserve.health import gate, wants
+from rayserve.health.checks.engine import check_alive
 from rayserve.health.checks.fabric import BandwidthFact
 from rayserve.health.checks.kernel_log import SEVERITY, STATUS, STEPS, xids
+from rayserve.health.facts import engine as engine_module
 from rayserve.health.facts import run as run_module
 from rayserve.health.facts.gpu import parse_cuda
 from rayserve.health.facts.host import owner, parse_mdstat
@@ -26,6 +28,8 @@ from rayserve.health.facts.run import Output, run
 from rayserve.health.readings.kernel_log import faults
 from rayserve.health.readings.nvidia_smi import UnreadableError, parse_matrix, parse_query
 from rayserve.health.results import Check, CheckResult, Status, metrics, render, worst
+from rayserve.inventory import read_plan
+from tests.bad_specs import ROOT
 
 CHECK = Check("example", "what is wanted", "driver")
 
@@ -129,6 +133,31 @@ def test_a_fault_shows_its_page() -> None:
         "1 failed",
     ):
         assert part in text
+
+
+def test_checks_skipped_for_one_reason_share_a_line() -> None:
+    """Each is named once, with its reason, at the place of the first; the count stays."""
+    names = ("one", "two", "three")
+    one, two, three = (Check(name, "it").skipped("no GPU") for name in names)
+    results = [one, CHECK.passed("fine"), two, Check("four", "it").skipped("no plan"), three]
+    lines = render(results).splitlines()
+    assert lines[0] == "skip  one, two, three: no GPU"
+    assert [line.split()[0] for line in lines] == ["skip", "pass", "skip", "5"]
+    assert lines[2] == "skip  four: no plan"
+    assert lines[3].endswith("4 skipped")
+
+
+@pytest.mark.parametrize("health", [0, 503])
+def test_a_dead_engine_names_the_logs_of_the_ray_that_runs_here(
+    monkeypatch: pytest.MonkeyPatch, health: int
+) -> None:
+    """RAY_TMPDIR moves the replica's log, and the advice follows it."""
+    monkeypatch.setenv("RAY_TMPDIR", "/var/elsewhere")
+    monkeypatch.setattr(engine_module, "read_units", lambda _run: {})
+    monkeypatch.setattr(engine_module, "_status", lambda *_: (health, "refused"))
+    wanted = wants.wanted_of(read_plan(str(ROOT / "inventories/demo/group_vars/all/plan.yml")))
+    alive = check_alive(engine_module.read_engine_facts(wanted))
+    assert alive.do.endswith("/var/elsewhere/ray/session_latest/logs/serve")
 
 
 @pytest.fixture

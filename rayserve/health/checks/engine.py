@@ -17,6 +17,8 @@ class EngineFacts:
     ready: int = 0
     """HTTP status of /ready: warmed up, and not draining."""
     ending: str = ""
+    sessions: str = ""
+    """Folder in which Ray keeps its sessions; empty: not asked, since the engine lives."""
 
 
 MEANING = {
@@ -43,7 +45,7 @@ def check_alive(facts: EngineFacts | None) -> CheckResult:
     return check.failed(
         observed,
         why=MEANING.get(facts.health, "the engine has died"),
-        do="serve status; the log of the replica is under /tmp/ray/session_latest/logs/serve",
+        do=f"serve status; the log of the replica is under {facts.sessions}/session_latest/logs/serve",
     )
 
 
