@@ -48,6 +48,7 @@ LATENT_NOTE = (
     "Latent attention: of the one published run (DeepSeek-R1 AWQ on 8 H100, an earlier vLLM) a token took "
     "twice as long as the upper end here."
 )
+ONLY_CACHED = "Only prompts that are in the prefix cache can keep it."
 NETWORK_NOTE = "Stages on different hosts: the network is taken to be as fast as links within one."
 
 
@@ -133,7 +134,10 @@ class Timing:
         if slo.ttft_ms:
             self._possible("ttft_ms", slo.ttft_ms, cached, whole)
             what = f"slo.ttft_ms ({slo.ttft_ms:g}) for {prompt:,} tokens, none of them cached,"
-            told += _judged(what, slo.ttft_ms, whole)
+            judged = _judged(what, slo.ttft_ms, whole)
+            if slo.ttft_ms < whole.bound and cached.bound < whole.bound:
+                judged = [f"{note} {ONLY_CACHED}" for note in judged]
+            told += judged
         if slo.tpot_ms:
             self._possible("tpot_ms", slo.tpot_ms, alone * (1 / self._guesses()), alone)
             what = f"slo.tpot_ms ({slo.tpot_ms:g}) for one sequence alone"

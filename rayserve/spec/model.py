@@ -235,7 +235,9 @@ class Slo(Section):
     """
 
     ttft_ms: float = Field(default=0, ge=0)
-    """Time to the first token, in ms, median."""
+    """Time to the first token, in ms, median. With `scheduling.prefix_caching` it is refused only below
+    what a prompt needs that is cached as a whole: how many are, no plan knows. What one that is not
+    cached cannot keep is a note."""
     tpot_ms: float = Field(default=0, ge=0)
     """Time per following token, in ms, median. With HAProxy it also sets how long a stream may run on
     after a reload, which stands in Ray's environment: after a change, Ray starts anew with

@@ -194,7 +194,10 @@ def test_a_first_token_may_be_promised_for_cached_prompts():
     """A time that only a cached prompt keeps is a note with prefix caching, a refusal without."""
     row = plan().latency.ttft[0]
     slo = f"  slo: {{ttft_ms: {row.bound_ms / 2:.0f}}}\n"
-    assert any("none of them cached, will be missed" in note for note in plan(slo).notes)
+    note = next(note for note in plan(slo).notes if "none of them cached, will be missed" in note)
+    assert note.endswith("Only prompts that are in the prefix cache can keep it.")
+    kept = f"  slo: {{ttft_ms: {row.bound_ms + 1:.0f}}}\n"
+    assert not any("Only prompts" in note for note in plan(kept).notes)
     with pytest.raises(SpecError, match="ttft_ms"):
         plan(slo + "  scheduling: {prefix_caching: false}\n")
 

@@ -255,6 +255,13 @@ def test_more_gpus_of_a_host_are_told_by_their_number():
     assert surely(plan(GPT_OSS_120B, "L40S-48GB", 2))
 
 
+def test_more_gpus_of_a_host_come_before_more_hosts():
+    """405B in 4 bits on two A100 of a host: four of one host, not two such hosts."""
+    do = refusal(PACKED, "A100-80GB-SXM", 2, add="  limits: {max_model_len: 16384}\n")
+    assert do.startswith("take 4 such GPUs on a host")
+    assert plan(PACKED, "A100-80GB-SXM", 4, add="  limits: {max_model_len: 16384}\n")
+
+
 def test_what_the_pool_has_comes_first():
     """A cut or a share of the GPU that holds is told alone, and holds when it is written."""
     one = "  parallelism: {pipeline: 1}\n"
