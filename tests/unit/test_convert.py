@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,49 +16,14 @@ from rayserve.engine import validate, validate_env
 from rayserve.engine.commands import parse_command
 from rayserve.engine.flags import Presence, Version, histories, releases_read
 from rayserve.engine.owned import REMOVED_ARGS
-from rayserve.errors import DoesNotFitError, InputError, RayserveError, SpecError, UsageError
-from rayserve.planner import build_plan
+from rayserve.errors import InputError, RayserveError, UsageError
 from rayserve.planner.convert import convert, convert_command
 from rayserve.spec import SPEC_KEY, parse_spec
 from rayserve.spec.placeholders import PLACEHOLDER
-from tests.bad_specs import CONFIG, ROOT
+from tests.bad_specs import ROOT
 from tests.errors_of import error_of
+from tests.unit.converted import CASES, HOSTILE, PASTED, at, kinds, run, spec_of
 from tests.yaml_text import load_yaml
-
-FOLDER = ROOT / "tests" / "cases" / "convert"
-CASES = load_yaml((FOLDER / "commands.yml").read_text(encoding="utf-8"))["cases"]
-HOSTILE = load_yaml((FOLDER / "hostile.yml").read_text(encoding="utf-8"))["cases"]
-PASTED = (FOLDER / "eight-gpus-one-model.txt").read_text(encoding="utf-8")
-
-
-def spec_of(text: str) -> dict[str, Any]:
-    """The content of a cluster.yml."""
-    return load_yaml(text)[SPEC_KEY]
-
-
-def at(spec: Any, key: str) -> Any:
-    """The value of a dotted key; None where it is absent."""
-    for part in key.split("."):
-        if isinstance(spec, list):
-            spec = spec[int(part)]
-        else:
-            spec = spec.get(part) if isinstance(spec, dict) else None
-    return spec
-
-
-def run(case: dict[str, Any]):
-    """The conversion of a case of the table."""
-    options = {
-        key: case[key]
-        for key in ("version", "aim", "gpu", "config", "hosts", "gpus_per_host")
-        if key in case
-    }
-    return convert(case["command"], **options)
-
-
-def kinds(found) -> list[str]:
-    """Findings as `kind flag`."""
-    return [f"{item.kind} {item.flag}".rstrip() for item in found.findings]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -142,67 +105,6 @@ def test_nothing_of_the_text_is_run(tmp_path):
 # ── the command of eight GPUs ─────────────────────────────────────────────────────────────────
 
 
-def pasted(**options):
-    """The command line with comments after its backslashes, for eight A100."""
-    return convert(PASTED, gpu="A100-80GB-SXM", aim="latency", **options)
-
-
-def test_pasted_command_keeps_what_works():
-    """What has a key of its own stands there."""
-    spec = spec_of(pasted().cluster_yml)
-    wanted = {
-        "model.path": "/path/to/400B-or-quantized-checkpoint",
-        "model.served_name": "my-llm",
-        "parallelism.tensor": 8,
-        "parallelism.pipeline": 1,
-        "limits.max_model_len": 16384,
-        "limits.max_num_seqs": 128,
-        "limits.max_num_batched_tokens": 8192,
-        "limits.gpu_memory_utilization": 0.9,
-        "precision.dtype": "bfloat16",
-        "scheduling.prefix_caching": True,
-        "scheduling.chunked_prefill": True,
-        "scheduling.cuda_graphs": False,
-        "seed": 42,
-        "endpoint.host": "0.0.0.0",
-        "endpoint.port": 8000,
-        "node_pools.0.gpu": "A100-80GB-SXM",
-        "node_pools.0.gpus_per_host": 8,
-    }
-    assert {key: at(spec, key) for key in wanted} == wanted
-    assert at(spec, "precision.kv_cache_dtype") is None
-
-
-@pytest.mark.parametrize(
-    "severity, kind, flag, piece",
-    [
-        ("error", "never_existed", "--enable-flash-attn", "attention_backend"),
-        ("error", "wrong_value", "--kv-cache-dtype", "auto"),
-        ("error", "removed", "--swap-space", "0.18.0"),
-        ("error", "removed", "--disable-log-requests", "0.17.0"),
-        ("error", "removed", "vllm.entrypoints.api_server", "0.25.0"),
-        ("error", "broken_continuation", "", "backslash"),
-        ("warning", "hardware", "--quantization", "Marlin"),
-        ("warning", "aim", "--enforce-eager", "9.3 to 9.7 ms"),
-    ],
-)
-def test_pasted_command_is_told_what_is_wrong(severity, kind, flag, piece):
-    """Each mistake of the command line is found once, with its date, price or replacement."""
-    found = [f for f in pasted().findings if (f.severity, f.kind, f.flag) == (severity, kind, flag)]
-    assert len(found) == 1
-    assert piece in f"{found[0].what} {found[0].why} {found[0].do}"
-
-
-def test_pasted_command_for_an_old_release():
-    """For a release that takes a flag, its removal is a warning; what never was stays an error."""
-    found = {(f.kind, f.flag): f for f in pasted(version="0.7.3").findings}
-    assert found["removed", "--swap-space"].severity == "warning"
-    assert "vLLM 0.7.3 takes it" in found["removed", "--swap-space"].what
-    assert found["removed", "vllm.entrypoints.api_server"].severity == "warning"
-    assert found["never_existed", "--enable-flash-attn"].severity == "error"
-    assert ("version", "") not in found
-
-
 @pytest.mark.parametrize("extra, written", [(', "revision": "abc"', "abc"), ("", PLACEHOLDER)])
 def test_a_draft_model_of_an_id_keeps_its_commit_or_asks_for_it(extra, written):
     """Every host is to load the same draft model, as the same model."""
@@ -212,74 +114,12 @@ def test_a_draft_model_of_an_id_keeps_its_commit_or_asks_for_it(extra, written):
     assert ("speculative.revision" in [one.key for one in found.placeholders]) is not bool(extra)
 
 
-def filled(text: str) -> str:
-    """The file with something in place of each placeholder, and of the folders of examples."""
-    return text.replace(PLACEHOLDER, "filled-in").replace("/path/to/", "/srv/")
-
-
 def test_a_folder_of_an_example_is_a_placeholder():
     """The plan would refuse it: convert names it among what is to be filled in, as it was written."""
     found = convert("vllm serve /path/to/model -tp 8")
     held = {item.key: item.value for item in found.placeholders}
     assert held["model.path"] == "/path/to/model"
     assert at(spec_of(found.cluster_yml), "model.path") == "/path/to/model"
-
-
-def test_what_is_not_filled_in_is_refused():
-    """The plan takes no placeholder: it names the key, and what belongs there."""
-    command = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 8"
-    text = convert(command, gpu="A100-80GB-SXM").cluster_yml
-    with pytest.raises(SpecError) as caught:
-        parse_spec(text, "cluster.yml")
-    assert caught.value.where is not None
-    assert caught.value.where.key == "rayserve_cluster.model.revision"
-    assert PLACEHOLDER in caught.value.found
-    assert caught.value.do.startswith("write it: Commit of `hf_id`")
-
-
-def test_pasted_command_can_be_planned():
-    """With the placeholders filled in, the planner accepts the file."""
-    config = json.loads(CONFIG.read_text(encoding="utf-8"))
-    config.pop("quantization_config", None)
-    config["num_hidden_layers"] = 80
-    text = filled(pasted().cluster_yml)
-    plan = build_plan(parse_spec(text, "cluster.yml"), config, "0" * 64)
-    assert plan.replica.placement.tensor_parallel_size == 8
-    assert plan.replica.placement.pipeline_parallel_size == 1
-
-
-SIZED = re.compile(r"tensor|-tp|-pp|cudagraph|compilation|kv-|dtype|specul|lora-|rope|images?=")
-"""Commands that say something of placement, memory or kernels, which the plan judges anew."""
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if SIZED.search(case["command"])],
-    ids=lambda case: case["name"],
-)
-def test_what_is_free_of_errors_can_be_planned(case):
-    """A file that no finding of severity error stands above is refused by the plan for memory alone."""
-    config = json.loads(CONFIG.read_text(encoding="utf-8"))
-    options = {
-        key: case[key] for key in ("version", "aim", "hosts", "gpus_per_host") if key in case
-    }
-    gpu = "" if "--device cpu" in case["command"] else "H100-80GB-SXM"
-    found = convert(case["command"], gpu=gpu, config=config, **options)
-    spec = parse_spec(filled(found.cluster_yml), "cluster.yml", draft=True)
-    error = error_of(build_plan, spec, config, "0" * 64)
-    # Where a finding of severity error stands above, it says what is wrong.
-    assert found.counts()["error"] or error is None or isinstance(error, DoesNotFitError)
-
-
-def test_price_of_eager_follows_the_layers():
-    """The price per token is two all-reduces a layer."""
-    found = convert(
-        "vllm serve /srv/m -tp 8 --enforce-eager",
-        config={"num_hidden_layers": 80, "num_attention_heads": 64},
-    )
-    why = next(item.why for item in found.findings if item.flag == "--enforce-eager")
-    assert "5.9 to 6.2 ms" in why
-    assert "80 layers" in why
 
 
 # ── the forms of the answer ───────────────────────────────────────────────────────────────────
