@@ -23,27 +23,14 @@ from rayserve.cli import main
 from rayserve.doctor import collect, diagnosis
 from rayserve.doctor.diagnosis import Diagnosis
 from rayserve.doctor.lines import read_line, shown
-from rayserve.doctor.verdicts import Verdict
 from tests.bad_specs import ROOT
+from tests.unit.diagnosed import diagnose, tags
 
 CASES = ROOT / "tests" / "cases" / "doctor"
 REPORTS = json.loads((CASES / "reports.json").read_text(encoding="utf-8"))
 WORDINGS = yaml.safe_load((CASES / "wordings.yml").read_text(encoding="utf-8"))
 HEALTHY = (CASES / "healthy.txt").read_text(encoding="utf-8").splitlines()
 AROUND = list(filler(60_000))
-
-
-def diagnose(*logs: str) -> Verdict:
-    """What the doctor makes of these logs."""
-    reader = Diagnosis()
-    for number, log in enumerate(logs):
-        reader.read(f"log{number}", [f"{line}\n".encode() for line in log.splitlines()])
-    return reader.verdict()
-
-
-def tags(*logs: str) -> list[str]:
-    """The tags of the causes that the doctor names, best first."""
-    return [cause.tag for cause in diagnose(*logs).causes]
 
 
 # ── wordings ──────────────────────────────────────────────────────────────────────────────────────

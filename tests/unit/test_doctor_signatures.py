@@ -9,24 +9,10 @@ import click
 import pytest
 
 from rayserve.cli import main
-from rayserve.doctor.diagnosis import Diagnosis
 from rayserve.doctor.signatures import CONFIDENCES, signatures
-from rayserve.doctor.verdicts import Verdict
 from rayserve.health.checks.kernel_log import xids
 from tests.bad_specs import ROOT
-
-
-def diagnose(*logs: str) -> Verdict:
-    """What the doctor makes of these logs."""
-    reader = Diagnosis()
-    for number, log in enumerate(logs):
-        reader.read(f"log{number}", [f"{line}\n".encode() for line in log.splitlines()])
-    return reader.verdict()
-
-
-def tags(*logs: str) -> list[str]:
-    """The tags of the causes that the doctor names, best first."""
-    return [cause.tag for cause in diagnose(*logs).causes]
+from tests.unit.diagnosed import tags
 
 
 def test_every_xid_that_asks_for_something_is_a_finding():

@@ -20,22 +20,12 @@ from rayserve.planner.weights.tensors import (
     weights_bytes,
 )
 from rayserve.units import GIB, MIB
+from tests.unit.architectures import LLAMA
 
 KIB = 2**10
 HOPPER = Target(capability=9.0, version=(0, 19))
 AMPERE = Target(capability=8.0)
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 32,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "torch_dtype": "bfloat16",
-}
-LLAMA_405B = LLAMA_8B | {
+LLAMA_405B = LLAMA | {
     "hidden_size": 16384,
     "intermediate_size": 53248,
     "num_attention_heads": 128,
@@ -175,10 +165,10 @@ def test_everything_freed_leaves_nothing_allocated(sizes, random):
             57.7520,
             3,
         ),
-        (LLAMA_8B, Place(target=HOPPER), 14.9888, 3),
+        (LLAMA, Place(target=HOPPER), 14.9888, 3),
         # logs of llm-d-incubation/llm-d-planner@56dc5b76, accuracy/results/v0.19.0
-        (LLAMA_8B, Place(2, target=HOPPER), 7.51, 2),
-        (LLAMA_8B, Place(1, 2, target=HOPPER), 7.51, 2),
+        (LLAMA, Place(2, target=HOPPER), 7.51, 2),
+        (LLAMA, Place(1, 2, target=HOPPER), 7.51, 2),
     ],
 )
 def test_weights_are_what_logs_say(config, place, logged, digits):
@@ -188,13 +178,13 @@ def test_weights_are_what_logs_say(config, place, logged, digits):
 
 def test_fp32_doubles_a_model():
     """29.98 GiB of Llama-3.1-8B with --dtype float32, by the same logs."""
-    size = weights_bytes(model(LLAMA_8B, dtype="float32"), Place(target=HOPPER)) / GIB
+    size = weights_bytes(model(LLAMA, dtype="float32"), Place(target=HOPPER)) / GIB
     assert size == pytest.approx(29.98, abs=0.006)
 
 
 def test_fp8_dynamic_halves_the_matrices():
     """33.88 GiB a GPU of Llama-3.3-70B in FP8 on two GPUs."""
-    config = LLAMA_8B | {
+    config = LLAMA | {
         "hidden_size": 8192,
         "intermediate_size": 28672,
         "num_attention_heads": 64,
@@ -218,30 +208,30 @@ def test_gpt_oss_depends_on_the_kernel(target, logged):
 
 def test_an_online_fp8_model_has_given_back_its_first_weights():
     """8.49 GiB of Llama-3.1-8B with --quantization fp8."""
-    size = weights_bytes(model(LLAMA_8B, quantization="fp8"), Place(target=HOPPER)) / GIB
+    size = weights_bytes(model(LLAMA, quantization="fp8"), Place(target=HOPPER)) / GIB
     assert size == pytest.approx(8.49, rel=1e-3)
 
 
 def test_the_stage_with_more_of_the_vocabulary_decides():
     """The first stage has the embedding, the last the head and norm; the fullest one counts."""
-    config = LLAMA_8B | {"num_hidden_layers": 33}
+    config = LLAMA | {"num_hidden_layers": 33}
     stages = stage_weights(model(config), Place(pipeline=2))
     assert stages[0] > stages[1]
 
 
 def test_a_tied_embedding_is_held_by_the_first_and_the_last_stage():
     """With one stage once, with two twice."""
-    config = LLAMA_8B | {"tie_word_embeddings": True}
+    config = LLAMA | {"tie_word_embeddings": True}
     table = 128256 * 4096 * 2
     one = weights_bytes(model(config), Place())
-    assert weights_bytes(model(LLAMA_8B), Place()) - one == pytest.approx(table, rel=0.01)
+    assert weights_bytes(model(LLAMA), Place()) - one == pytest.approx(table, rel=0.01)
     stages = stage_weights(model(config), Place(pipeline=2))
     assert abs(stages[0] - stages[1]) < 4 * MIB
 
 
 def test_marlin_turns_scales_into_the_activations_type():
     """On Ampere an FP8 matrix is repacked, and its 32-bit scales become 16-bit ones."""
-    config = LLAMA_8B | {"quantization_config": FP8_DYNAMIC}
+    config = LLAMA | {"quantization_config": FP8_DYNAMIC}
     names = {name for name, _ in allocations(model(config), Place(target=AMPERE))}
     assert any(name.endswith(".marlin") for name in names)
     ampere = weights_bytes(model(config), Place(target=AMPERE))
@@ -295,7 +285,7 @@ def test_every_release_names_a_tensor_that_is_live():
         {"quant_method": "quark"},
     ]
     for layout in layouts:
-        small = LLAMA_8B | {"num_hidden_layers": 2, "quantization_config": layout}
+        small = LLAMA | {"num_hidden_layers": 2, "quantization_config": layout}
         for target in (AMPERE, HOPPER, Target(10.0), Target(0.0, rocm=True)):
             steps = list(allocations(model(small), Place(target=target)))
             assert replay(steps) > 0
