@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import io
 import json
+import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -25,6 +28,8 @@ TAKE_CONFIG_TIMEOUT_S = 120.0
 """Serve answers a config once its controller and proxies run, which a busy host starts slowly."""
 MAX_ANSWER_BYTES: Final = 8 * 1024**2
 """Of one answer. Serve's own takes about a kilobyte for each replica."""
+MAX_TOKEN: Final = 4096
+"""Characters of Ray's token: far more than it makes."""
 MAX_SHOWN: Final = 2000
 """Characters of an answer that a message repeats."""
 MAX_MESSAGE: Final = 64 * 1024
@@ -286,6 +291,14 @@ def _is_json(text: str) -> bool:
     return True
 
 
+def _beginning(path: str) -> bytes:
+    """As much of a regular file as a token may take; a pipe, which may never answer, is not read."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return file.read(MAX_TOKEN + 2)
+
+
 def find_token(named: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
     """Ray's token and where it was found, in Ray's own order; two empty texts where there is none.
 
@@ -310,9 +323,9 @@ def read_token(path: str) -> str:
         HostError: it cannot be read, or is empty.
     """
     try:
-        token = Path(path).read_text("utf-8").strip()
+        token = _beginning(path).decode("utf-8").strip()
         found = "" if token else "an empty file"
-        if not (token.isascii() and token.isprintable()):
+        if len(token) > MAX_TOKEN or not (token.isascii() and token.isprintable()):
             found = "more than one line of visible ASCII characters"
     except (OSError, ValueError) as error:
         token, found = "", getattr(error, "strerror", None) or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,15 @@ from socket import create_server
 import pytest
 
 from rayserve import clients
-from rayserve.clients import MAX_ANSWER_BYTES, MAX_SHOWN, ServeApi, answers, find_token, read_token
+from rayserve.clients import (
+    MAX_ANSWER_BYTES,
+    MAX_SHOWN,
+    MAX_TOKEN,
+    ServeApi,
+    answers,
+    find_token,
+    read_token,
+)
 from rayserve.deploy import deploy
 from rayserve.errors import HostError, StartError
 from tests.ray_cluster import free_port
@@ -360,6 +369,16 @@ def test_a_token_that_cannot_be_used_is_named(tmp_path):
             read_token(str(path))
     path.write_text("abc\n")
     assert read_token(str(path)) == "abc"
+
+
+def test_a_token_file_that_is_a_pipe_or_too_long_is_refused_at_once(tmp_path):
+    """A pipe may never answer, and no token is so long."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "long").write_text("a" * (MAX_TOKEN + 1))
+    with pytest.raises(HostError, match="not a regular file"):
+        read_token(str(tmp_path / "pipe"))
+    with pytest.raises(HostError, match="one line"):
+        read_token(str(tmp_path / "long"))
 
 
 def test_the_token_is_found_where_ray_finds_it(tmp_path, monkeypatch):

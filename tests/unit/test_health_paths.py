@@ -130,6 +130,28 @@ def test_secrets_that_are_no_files_are_told(tmp_path: Path, what: str) -> None:
     assert token.error
 
 
+@pytest.mark.parametrize("text", ["a\nb", "ключ", "a" * 5000])
+def test_a_token_that_ray_would_not_take_is_an_error(tmp_path: Path, text: str) -> None:
+    """The check judges as `rayserve deploy` does: one line of visible ASCII, of a token's length."""
+    unit = RayUnit(
+        inside=False,
+        known=True,
+        user="",
+        asker="root",
+        environment={"RAY_AUTH_TOKEN_PATH": secret(tmp_path, text)},
+    )
+    token = read_token(wanted(token=True), unit, Path("/"), run)
+    assert token is not None
+    assert "ASCII" in token.error
+
+
+def test_a_name_that_can_be_no_path_is_told() -> None:
+    """A NUL character in a plan's path is an error of that path, not of the check."""
+    found = read_folder("/a\0b", OURSELVES, Path("/"), run)
+    assert "NUL" in found.error
+    assert found.missing
+
+
 def test_without_a_unit_the_token_is_looked_for_by_home(tmp_path: Path) -> None:
     """As Ray looks: HOME of this shell, which need not be the home of the user."""
     (tmp_path / ".ray").mkdir()

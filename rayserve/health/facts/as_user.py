@@ -73,8 +73,11 @@ import stat
 become(sys.argv[2])
 try:
     with open(os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-        print(json.dumps({"empty": not file.read(4096).strip(), "mode": mode}))
+        status = os.fstat(file.fileno())
+        text = file.read(4098).strip() if stat.S_ISREG(status.st_mode) else b""
+        plain = text.isascii() and text.decode("ascii").isprintable() and len(text) <= 4096
+        found = {"empty": not text, "mode": stat.S_IMODE(status.st_mode)}
+        print(json.dumps(found if plain else {"error": "more than one line of visible ASCII"}))
 except OSError as error:
     print(json.dumps({"error": error.strerror}))
 """
@@ -94,6 +97,8 @@ class Answer:
 
 def ask(program: str, path: str, user: str, run: Runner) -> Answer:
     """Run one of the programs above on a path, as `user` where we are root; empty: as ourselves."""
+    if "\0" in path:
+        return Answer({"error": "no path: it holds a NUL character", "missing": True})
     output = run([*python(program), path, user, PACKAGES], PATH_S)
     if not output.ok:
         return Answer({}, output.ending)
