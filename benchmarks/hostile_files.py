@@ -284,7 +284,10 @@ def _hosts() -> Iterator[Hostile]:
 
 
 def _others() -> Iterator[Hostile]:
-    draft = "  speculative: {method: draft_model, model: a/b, config: draft.json, num_tokens: 2}\n"
+    draft = (
+        f"  speculative: {{method: draft_model, model: a/b, revision: {'0' * 40}, "
+        "config: draft.json, num_tokens: 2}\n"
+    )
 
     def build(folder: Path) -> None:
         (folder / "cluster.yml").write_text(SPEC + draft)
