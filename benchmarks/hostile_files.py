@@ -285,7 +285,7 @@ def _hosts() -> Iterator[Hostile]:
 
 def _others() -> Iterator[Hostile]:
     draft = (
-        f"  speculative: {{method: draft_model, model: a/b, revision: {'0' * 40}, "
+        f"  speculative: {{method: draft_model, model: a/b, revision: {'ab' * 20}, "
         "config: draft.json, num_tokens: 2}\n"
     )
 
