@@ -254,6 +254,8 @@ def case_setup(case: Mapping[str, Any], record: Record) -> tuple[Architecture, S
     except RayserveError as error:
         return f"{error.needed}; found {error.found}"
     setup, reason = _setup(case, record, architecture)
+    if setup is not None and setup.facts.runner is Runner.V0 and has_latents(architecture):
+        return OLD_LATENTS
     return reason if setup is None else (architecture, setup)
 
 
