@@ -1,7 +1,7 @@
 """What was packed in a compressed file, up to the byte where it is damaged or cut?
 
 The readers of the standard library lose what they had unpacked when they meet damage. These give it, tell what
-is wrong, and end. gzip gives every byte; bzip2 and xz check whole blocks, and may lose the damaged one.
+is wrong, and end. Of gzip every byte is given; of bzip2, which unpacks in blocks, the damaged block is lost, of xz up to 4 KiB.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MOST_XZ_BYTES: Final = 256 * 2**20
 _INPUT_BYTES: Final = 16 * 1024
 _GZIP_WBITS: Final = 31
 _SALVAGE_BYTES: Final = (4096, 1)
+_BLIND_BYTES: Final = 4096
+"""Asked for at once where a call that fails cannot be asked again: so much may be lost."""
 _WRONG = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
 
 Tell = Callable[[str], None]
@@ -131,10 +133,12 @@ class Unpacked(RawIOBase):
         return self._decompress(data, most)
 
     def _decompress(self, data: bytes, most: int) -> bytes:
+        salvage = getattr(self._unpacker, "salvage", None)
         try:
-            return bytes(self._unpacker.decompress(data, most))
+            return bytes(
+                self._unpacker.decompress(data, most if salvage else min(most, _BLIND_BYTES))
+            )
         except _WRONG as error:
-            salvage = getattr(self._unpacker, "salvage", None)
             rest = salvage(most) if salvage else b""
             self._end(f"its {self._kind} data are damaged ({error})", len(rest))
             return bytes(rest)
