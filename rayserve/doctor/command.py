@@ -19,7 +19,8 @@ def doctor(paths: tuple[str, ...], *, as_json: bool) -> None:
     """Name the first cause in logs of Ray, Serve, vLLM, systemd and the kernel.
 
     PATH is a log, a folder or an archive of logs, also compressed; none or - reads standard input.
-    Exit code 0 whatever the logs tell; 2 where there is nothing to read.
+    Exit code 0 whatever the logs tell, also where only part of them could be read, which the answer
+    says; 2 where there is nothing to read.
     """
     from rayserve.doctor.collect import STDIN, read_all
     from rayserve.doctor.diagnosis import Diagnosis
@@ -33,11 +34,15 @@ def doctor(paths: tuple[str, ...], *, as_json: bool) -> None:
             do="name files or folders, or pipe a log into it: journalctl -b | rayserve doctor",
         )
     diagnosis = Diagnosis()
-    count = read_all(paths or (STDIN,), diagnosis.read, lambda text: click.echo(text, err=True))
-    if not count:
-        raise InputError("logs to read", found="no text in what was named", do="name other files")
+    reading = read_all(paths or (STDIN,), diagnosis.read, lambda text: click.echo(text, err=True))
+    if not reading.logs:
+        raise InputError(
+            "logs to read",
+            found="no text in what was named" if paths else "nothing on standard input",
+            do="name other files, or look whether the command that was to write the log failed",
+        )
     verdict: Verdict = diagnosis.verdict()
     if as_json:
-        click.echo(json.dumps(as_dict(verdict), ensure_ascii=False))
+        click.echo(json.dumps(as_dict(verdict, reading.gaps), ensure_ascii=False))
     else:
-        click.echo(render(verdict, count))
+        click.echo(render(verdict, reading.logs, reading.gaps))

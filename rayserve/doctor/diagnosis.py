@@ -36,6 +36,8 @@ MOST_MINUTES: Final = 4096
 YEAR_MINUTES: Final = YEAR_S // 60
 MOST_COMPARED: Final = 4096
 """Characters at either end of a line that are compared with expressions."""
+SHORTEST: Final = 3
+"""Bytes of a line that may tell something."""
 LOOK_BACK: Final = 200
 """Lines in which the time of a line without one is looked for: a traceback is as long."""
 
@@ -136,6 +138,9 @@ class Diagnosis:
         self._sources.append(source)
         shapes, recent = self._shapes, deque[bytes](maxlen=LOOK_BACK)
         for number, (raw, following) in enumerate(_with_next(lines), 1):
+            if len(raw) < SHORTEST:
+                recent.append(raw)
+                continue
             key = hash(raw.translate(None, _HEX))
             shape = shapes.get(key)
             if shape is None:

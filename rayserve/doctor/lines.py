@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from rayserve.doctor.masks import masked
+
 LONGEST_LINE_BYTES: Final = 32 * 1024
 """Of a longer line, the rest is not looked at."""
 YEAR_S: Final = 366 * 86400
@@ -63,10 +65,6 @@ _LOUD = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"
 )
 _QUIET = re.compile(r"\b(?:INFO|WARNING|WARN|DEBUG)\b")
-_SECRETS = re.compile(
-    r"(hf_[A-Za-z0-9]{6}|sk-[A-Za-z0-9]{4}|[Bb]earer\s+\S{4}|(?:token|api.?key|password)[\"']?[=:]\s*[\"']?\w{4})[^\s\"',)]+",
-    re.IGNORECASE,
-)
 _SHOWN: Final = 400
 
 
@@ -128,9 +126,19 @@ def alarm_of(line: Line) -> str:
 
 def shown(text: str) -> str:
     """A line as it is shown as evidence: bounded, without control characters and keys."""
-    plain = "".join(char if char.isprintable() else " " for char in text[: 4 * _SHOWN]).strip()
-    plain = _SECRETS.sub(r"\1…", plain)
+    spaced = (" " if char.isspace() else char for char in text)
+    # Masked before it is cut: the beginning of a key has no longer the form of one.
+    plain = masked("".join(char for char in spaced if char.isprintable()).strip())
     return plain if len(plain) <= _SHOWN else plain[: _SHOWN - 1] + "…"
+
+
+def shown_name(name: str) -> str:
+    """A file's name as it is shown: what is not printable, or no UTF-8, as an escape, and bounded."""
+    plain = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in name[:_SHOWN]
+    )
+    return plain if len(name) <= _SHOWN else plain + "…"
 
 
 def _message_of(text: str) -> str:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from rayserve.doctor.verdicts import Cause, Evidence, Verdict
+from rayserve.doctor.verdicts import Cause, Evidence, Gap, Verdict
 
 FORMAT: Final = 1
 """Of the JSON (docs/json.md)."""
 MOST_CAUSES: Final = 3
 """Shown to people; programs get all."""
+MOST_GAPS: Final = 5
+"""Shown to people; programs get all that were kept."""
 RUNBOOKS: Final = "docs/runbooks"
 
 
-def as_dict(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as `--json` prints it."""
+def as_dict(verdict: Verdict, gaps: Sequence[Gap] = ()) -> dict[str, Any]:
+    """A verdict as `--json` prints it; `gaps`: what could not be read."""
     out: dict[str, Any] = {
         "format": FORMAT,
         "verdict": verdict.word,
@@ -22,11 +25,23 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
     }
     if verdict.first_error is not None:
         out["first_error"] = _evidence(verdict.first_error)
+    if gaps:
+        out["partial"] = [{"file": gap.file, "why": gap.why} for gap in gaps]
     return out
 
 
-def render(verdict: Verdict, logs: int) -> str:
-    """A verdict for people; `logs`: how many were read."""
+def render(verdict: Verdict, logs: int, gaps: Sequence[Gap] = ()) -> str:
+    """A verdict for people; `logs`: how many were read, `gaps`: what could not be."""
+    if not gaps:
+        return _rendered(verdict, logs)
+    unread = [f"  {gap.file}: {gap.why}" for gap in gaps[:MOST_GAPS]]
+    more = len(gaps) - MOST_GAPS
+    unread += [f"  and {more} more; --json has them"] if more > 0 else []
+    head = "partial: not all was read, and the first cause may stand in what was not"
+    return "\n".join([head, *unread, "", _rendered(verdict, logs)])
+
+
+def _rendered(verdict: Verdict, logs: int) -> str:
     read = f"{logs} log" + ("s" if logs != 1 else "")
     if verdict.word == "nothing":
         lines = [f"nothing found: no failure that is known, and no exception, in {read}"]

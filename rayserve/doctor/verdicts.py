@@ -31,6 +31,15 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """What was to be read, and could not be."""
+
+    file: str
+    why: str
+    """And where, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the logs tell."""
 
