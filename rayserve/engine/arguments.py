@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
-from dataclasses import dataclass
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayserve.engine.owned import OWNED_ARGS, REMOVED_ARGS, env_owner, key_owner
@@ -32,6 +35,18 @@ WORDS = {
     "dict": "a mapping",
 }
 
+BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "more than"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "less than"),
+}
+"""Limits of a number by pydantic's names."""
+ASSERTED: dict[str, dict[str, float]] = {"num_gpu_blocks_override": {"ge": 1}}
+"""Limits that no field of vLLM's configuration states: BlockPool asserts a block (v1/core/block_pool.py)."""
+MOST = 2**63
+"""vLLM counts in 64 bits: no number from here on is one of its sizes, and of the largest none can be made."""
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -42,9 +57,11 @@ class Argument:
     choices: tuple[Any, ...]
     keys: frozenset[str] = frozenset()
     """Of a mapping with a closed set of keys: all of them, an inner one as `outer.inner`."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """Limits of a number: its `BOUNDS`."""
 
     def accepts(self, value: object) -> bool:
-        """Whether type and choices allow the value. Ranges are checked on the target host."""
+        """Whether type and choices allow the value; `outside` tells of its range."""
         if self.choices and value in self.choices and not isinstance(value, bool):
             return True
         if isinstance(value, bool):
@@ -57,6 +74,18 @@ class Argument:
         if self.choices:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         return " or ".join(WORDS[kind] for kind in self.kinds)
+
+    def outside(self, value: object) -> str:
+        """The limit that a number breaks, such as `at least 0`; empty: none."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return ""
+        if isinstance(value, float) and not math.isfinite(value):
+            return "a finite number"
+        for name, bound in self.bounds.items():
+            holds, words = BOUNDS[name]
+            if not holds(value, bound):
+                return f"{words} {bound:g}"
+        return "" if abs(value) < MOST else "a size that 64 bits hold"
 
     def keys_in(self, outer: tuple[str, ...]) -> list[str]:
         """The keys that the mapping under `outer` takes; empty: whatever is written."""
@@ -105,6 +134,7 @@ def _arguments(raw: dict[str, dict[str, Any]]) -> dict[str, Argument]:
             kinds=tuple(entry["kinds"]),
             choices=tuple(entry.get("choices", ())),
             keys=frozenset(entry.get("keys", ())),
+            bounds=entry.get("bounds", ASSERTED.get(name, {})),
         )
         for name, entry in raw.items()
     }
@@ -114,8 +144,8 @@ def validate(name: str, value: object, where: Where | None = None) -> None:
     """Accept an argument of `engine_args`, or say why not.
 
     Raises:
-        EngineArgumentError: unknown, owned by the toolkit, or of the wrong type or choice; the same
-            of a key inside a mapping, whose own values are checked on the target host.
+        EngineArgumentError: unknown, owned by the toolkit, of the wrong type or choice, or out of range; the
+            same of a key inside a mapping, whose own values are checked on the target host.
     """
     plain = name.removeprefix("--").replace("-", "_")
     if plain in OWNED_ARGS:
@@ -162,12 +192,19 @@ def _check_keys(
 
 
 def check_value(argument: Argument, value: object, where: Where | None = None) -> None:
-    """Check type and choice alone; the planner's own arguments pass here too.
+    """Check type, choice and range alone; the planner's own arguments pass here too.
 
     Raises:
-        EngineArgumentError: the wrong type or choice.
+        EngineArgumentError: the wrong type or choice, or out of range.
     """
     if argument.accepts(value):
+        if limit := argument.outside(value):
+            raise EngineArgumentError(
+                f"`{argument.name}` to be {limit}",
+                found=repr(value)[:80],
+                do="correct it, or leave it out: vLLM's default applies",
+                where=where,
+            )
         return
     do = "see `vllm serve --help=" + argument.name + "`"
     if value is None:

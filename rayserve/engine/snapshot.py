@@ -11,15 +11,18 @@ package below `serving` that imports vLLM and Transformers, and only inside func
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import math
 import pathlib
 import re
 import sys
+import textwrap
 import types
 import typing
 from typing import Any
@@ -111,6 +114,7 @@ def _arguments(cls: type) -> dict[str, dict[str, Any]]:
     # vLLM writes some annotations as strings, since it imports their types late.
     hints = typing.get_type_hints(cls, localns=_late_types(), include_extras=True)
     found: dict[str, dict[str, Any]] = {}
+    sources = _sources(cls)
     for field in dataclasses.fields(cls):
         if field.name.startswith("_"):
             continue
@@ -120,8 +124,49 @@ def _arguments(cls: type) -> dict[str, dict[str, Any]]:
         default = _default(field)
         if default is not None:
             entry["default"] = default
+        if bounds := _bounds(sources.get(field.name, (None, field.name))):
+            entry["bounds"] = bounds
         found[field.name] = entry
     return dict(sorted(found.items()))
+
+
+def _sources(cls: type) -> dict[str, tuple[type | None, str]]:
+    """The configuration class and field that each argument fills, as its default names them:
+    `Class.field` or `get_field(Class, "field")`.
+    """
+    module = vars(sys.modules[cls.__module__])
+    found: dict[str, tuple[type | None, str]] = {}
+    for base in cls.__mro__[:-1]:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for node in ast.walk(tree):
+            match node:
+                case ast.AnnAssign(
+                    target=ast.Name(argument),
+                    value=(
+                        ast.Attribute(ast.Name(name), str(field))
+                        | ast.Call(args=[ast.Name(name), ast.Constant(str(field))])
+                    ),
+                ):
+                    found[argument] = (module.get(name), field)
+    return found
+
+
+def _bounds(source: tuple[type | None, str]) -> dict[str, float]:
+    """Limits of a number by pydantic's names (ge, gt, le, lt); of an argument whose default names no
+    class, those of the field of the same name.
+    """
+    from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
+
+    cls, name = source
+    classes = [cls] if cls is not None else [CacheConfig, ParallelConfig, SchedulerConfig]
+    fields = (getattr(one, "__pydantic_fields__", {}).get(name) for one in classes)
+    metadata: list[Any] = next((field.metadata for field in fields if field is not None), [])
+    return {
+        bound: getattr(item, bound)
+        for item in metadata
+        for bound in ("ge", "gt", "le", "lt")
+        if hasattr(item, bound)
+    }
 
 
 def _late_types() -> dict[str, Any]:

@@ -52,7 +52,6 @@ def engine_args(
 
     Raises:
         SpecError: a value that this GPU or model does not take.
-        EngineArgumentError: an entry of `engine_args` that vLLM does not take.
     """
     args = _Arguments()
     args.add("dtype", spec.precision.dtype)
@@ -92,7 +91,6 @@ def frontend_args(spec: ClusterSpec) -> list[NamedValue]:
 
     Raises:
         SpecError: an unknown parser.
-        EngineArgumentError: an entry of `engine_args` that vLLM does not take.
     """
     args = _Arguments()
     args.add("trust_request_chat_template", False, "a template is a program; requests bring none")
@@ -209,11 +207,20 @@ def _offload(args: _Arguments, spec: ClusterSpec) -> None:
 
 
 def _escape_hatch(args: _Arguments, spec: ClusterSpec, known: dict[str, Any]) -> None:
-    """Adds those entries of `engine_args` that `known` has; refuses those that nobody has."""
+    """Adds those entries of `engine_args` that `known` has; `check_engine_args` saw them all."""
     for name, value in spec.engine_args.items():
-        validate(name, value, spec.where("engine_args", name))
         if name in known:
             args.items.append(NamedValue(name=name, value=value))
+
+
+def check_engine_args(spec: ClusterSpec) -> None:
+    """Does vLLM take each entry of `engine_args`? Asked before any of them is calculated with.
+
+    Raises:
+        EngineArgumentError: it does not.
+    """
+    for name, value in spec.engine_args.items():
+        validate(name, value, spec.where("engine_args", name))
 
 
 def _check_choice(spec: ClusterSpec, argument: str, section: str, key: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rayserve.plan import NamedValue
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.placement import gangs, sizes_by_heads
 from rayserve.planner.settled import Settled
 from rayserve.planner.timing import spread
 from rayserve.planner.wishes import expected
@@ -47,7 +48,10 @@ def _tensor_reason(made: Settled) -> str:
     pool, cut, timing = made.pool, made.cut, made.timing
     if pool.gpus_per_host == 1:
         return "the host's only GPU"
-    most = max(made.tensor_sizes, default=cut.tensor)
+    most = max(made.tensor_sizes or sizes_by_heads(made.profile, pool.gpus_per_host))
+    stages = made.spec.parallelism.pipeline
+    if stages != "auto" and cut.tensor < most and not gangs(pool, Cut(most, stages)):
+        return f"the most that goes with pipeline: {stages} on hosts of {pool.gpus_per_host} GPUs"
     if cut.tensor < most and cut.pipeline > 1:
         return f"{most} would be faster, but its ranks leave GPUs idle and cannot hold the weights"
     if cut.tensor == pool.gpus_per_host:

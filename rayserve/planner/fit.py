@@ -16,13 +16,7 @@ from rayserve.errors import SpecError
 from rayserve.plan import MemoryEstimate, MemoryTerm
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.kv.cache import max_concurrency
-from rayserve.planner.kv.layers import (
-    CacheKind,
-    LayerCache,
-    attention_layer,
-    latent_layer,
-    layer_bytes_per_token,
-)
+from rayserve.planner.kv.layers import layer_bytes_per_token
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.bounded import Bounded, bounded
 from rayserve.planner.memory.budget import (
@@ -33,7 +27,14 @@ from rayserve.planner.memory.budget import (
     requested_bytes,
 )
 from rayserve.planner.memory.calibration import Measured
-from rayserve.planner.memory.estimate import Estimate, Setup, estimate, fullest_bytes, stage_bytes
+from rayserve.planner.memory.estimate import (
+    Estimate,
+    Setup,
+    estimate,
+    fullest_bytes,
+    left_bytes,
+    stage_bytes,
+)
 from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.memory.simple import Cut
@@ -113,6 +114,14 @@ class Fit:
             model = fullest_bytes(self.architecture, setup, self._weights(cut))
         return model + self._lora(cut) + memory.draft_bytes(self.profile, cut)
 
+    def left_bytes(self, cut: Cut) -> int:
+        """Weights that stay in host memory, as far as cpu_offload_gb says, of the rank with most."""
+        setup = self._setup(cut, EngineLimits(1, 1, 1))
+        if self.architecture is not None:
+            return left_bytes(self.architecture, setup)
+        whole = memory.weights_range(self.profile, cut, self.checkpoint_bytes).low
+        return min(setup.offload.most_bytes, whole)
+
     def token_bytes(self, cut: Cut) -> int:
         """Bytes of one token in the layers that keep all tokens, on the fullest rank."""
         kv_cache_dtype = self.spec.precision.kv_cache_dtype
@@ -126,26 +135,6 @@ class Fit:
 
     def _uncounted(self) -> list[str]:
         return uncounted(self.spec, self.architecture, drafted=self.profile.draft is not None)
-
-    def _draft_caches(self, cut: Cut) -> list[LayerCache]:
-        draft = self.profile.draft
-        if draft is None:
-            return []
-        kv_cache_dtype, element = self.spec.precision.kv_cache_dtype, draft.dtype_bits // 8
-        if draft.latent_dim:
-            layer = latent_layer(
-                draft.latent_dim, kv_cache_dtype=kv_cache_dtype, model_bytes=element
-            )
-        else:
-            layer = attention_layer(
-                CacheKind.FULL,
-                kv_heads=draft.kv_heads,
-                tensor=cut.tensor,
-                head_dim=draft.head_dim,
-                kv_cache_dtype=kv_cache_dtype,
-                model_bytes=element,
-            )
-        return [layer] * draft.layers
 
     def holds(self, cut: Cut, limits: EngineLimits) -> bool:
         """Whether nothing proves that vLLM would refuse to start."""
@@ -318,7 +307,7 @@ class Fit:
             block_size=_whole(spec.engine_args.get("block_size"), BLOCK_TOKENS),
             offload=read_offload(spec.engine_args),
             draft=guess is not None and guess.method == "mtp",
-            extra_caches=tuple(self._draft_caches(cut)),
+            extra_caches=memory.draft_caches(self.profile, cut, spec.precision.kv_cache_dtype),
             starts=self.starts,
             speculative_tokens=guess.num_tokens if guess is not None else 0,
         )

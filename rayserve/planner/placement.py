@@ -20,6 +20,9 @@ from rayserve.spec import ClusterSpec, NodePool
 LABEL_SHARE = 0.001
 """Amount of an accelerator label to ask for; Ray puts 1 of it on each node."""
 
+Works = Callable[[], list[int]]
+"""Sizes of tensor parallelism that people may write: those that hold, where any does."""
+
 
 def choose_cut(
     spec: ClusterSpec,
@@ -36,16 +39,29 @@ def choose_cut(
         SpecError: the model cannot be cut so, or a stage does not fit on a host.
     """
     wanted = spec.parallelism
-    able = sizes or sizes_by_heads(profile, pool.gpus_per_host)
-    able = able if wanted.tensor == "auto" else (wanted.tensor,)
-    _check_tensor(spec, pool, profile, max(able))
-    if wanted.pipeline != "auto":
-        cut = Cut(max(able), wanted.pipeline)
-    else:
-        tried = list(cuts(pool.hosts, pool.gpus_per_host, able, profile.layers))
-        cut = next((cut for cut in tried if holds(cut)), tried[0])
-    _check_pipeline(spec, pool, profile, cut)
+    able = list(sizes or sizes_by_heads(profile, pool.gpus_per_host))
+
+    def ways(sizes: Sequence[int]) -> list[Cut]:
+        if wanted.pipeline == "auto":
+            return list(cuts(pool.hosts, pool.gpus_per_host, sizes, profile.layers))
+        return [Cut(one, wanted.pipeline) for one in going(pool, sizes, wanted.pipeline)]
+
+    def works() -> list[int]:
+        fit = [size for size in able if any(holds(cut) for cut in ways([size]))]
+        return fit or [size for size in able if ways([size])]
+
+    _check_tensor(spec, pool, profile, works)
+    ranked = sorted(able, reverse=True) if wanted.tensor == "auto" else [wanted.tensor]
+    # Where no size goes with written stages, the fewest ranks tell what they lack.
+    tried = ways(ranked) or [Cut(ranked[-1], int(wanted.pipeline))]
+    cut = next((cut for cut in tried if holds(cut)), tried[0])
+    _check_pipeline(spec, pool, profile, cut, works)
     return cut
+
+
+def going(pool: NodePool, sizes: Sequence[int], stages: int) -> list[int]:
+    """Those sizes of tensor parallelism with which the pool's hosts hold so many stages, each whole."""
+    return [size for size in sizes if gangs(pool, Cut(size, stages))]
 
 
 def cuts(hosts: int, gpus: int, sizes: Sequence[int], layers: int) -> Iterator[Cut]:
@@ -105,6 +121,8 @@ def gangs(pool: NodePool, cut: Cut) -> int:
     gpus = cut.tensor * cut.pipeline
     if gpus <= pool.gpus_per_host:
         return pool.hosts * (pool.gpus_per_host // gpus)
+    if pool.gpus_per_host % cut.tensor:
+        return 0  # a stage would be split
     return pool.hosts // -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
 
 
@@ -122,27 +140,34 @@ def sizes_by_heads(profile: ModelProfile, gpus: int) -> tuple[int, ...]:
     return tensor_sizes([shape], gpus)
 
 
-def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, tensor: int) -> None:
+def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, works: Works) -> None:
+    """A written size must be one by heads; what is told instead goes with written stages too."""
+    tensor = spec.parallelism.tensor
+    if tensor == "auto":
+        return
     where = spec.where("parallelism", "tensor")
     if tensor > pool.gpus_per_host:
         raise SpecError(
             "a stage that fits on one host",
             found=f"tensor: {tensor} on hosts of {pool.gpus_per_host} GPUs",
-            do=f"write tensor: {pool.gpus_per_host}, and `pipeline` for more hosts",
+            do=f"write tensor: {max(works(), default=1)}, and `pipeline` for more hosts",
             where=where,
         )
-    works = sizes_by_heads(profile, pool.gpus_per_host)
-    if tensor not in works:
+    if tensor not in sizes_by_heads(profile, pool.gpus_per_host):
+        told = ", ".join(map(str, works())) or "auto"
         raise SpecError(
             f"tensor that divides {profile.heads} heads, {profile.kv_heads} KV heads and a padded "
             f"vocabulary of {profile.padded_vocab}",
             found=str(tensor),
-            do=f"write one of: {', '.join(map(str, works))}",
+            do=f"write {'one of: ' if ',' in told else ''}{told}",
             where=where,
         )
 
 
-def _check_pipeline(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, cut: Cut) -> None:
+def _check_pipeline(
+    spec: ClusterSpec, pool: NodePool, profile: ModelProfile, cut: Cut, works: Works
+) -> None:
+    """The hosts hold so many stages, each whole on one; `works`: ranks to write instead."""
     loc: Loc = ("parallelism", "pipeline")
     if cut.pipeline > profile.layers:
         raise SpecError(
@@ -151,21 +176,23 @@ def _check_pipeline(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, cu
             do="write auto",
             where=spec.where(*loc),
         )
-    if cut.tensor * cut.pipeline <= pool.gpus_per_host:
+    if gangs(pool, cut):
         return
+    told = " or ".join(map(str, works()))
+    on_host = pool.gpus_per_host // cut.tensor
     if pool.gpus_per_host % cut.tensor:
         raise SpecError(
             f"tensor that divides the {pool.gpus_per_host} GPUs of a host, for a replica across "
             "hosts: else a stage would be split",
             found=str(cut.tensor),
-            do=f"write tensor: {pool.gpus_per_host}",
-            where=spec.where("parallelism", "tensor"),
+            do=f"write tensor: {told}" if told else f"write pipeline: {on_host} at most",
+            where=spec.where("parallelism", "tensor" if told else "pipeline"),
         )
-    hosts = -(-cut.pipeline // (pool.gpus_per_host // cut.tensor))
-    if hosts > pool.hosts:
-        raise SpecError(
-            f"{hosts} hosts for {cut.pipeline} stages of {cut.tensor} GPUs",
-            found=f"{pool.hosts} in pool {pool.name}",
-            do="lower `pipeline`, or add hosts",
-            where=spec.where(*loc),
-        )
+    hosts = -(-cut.pipeline // on_host)
+    fewer = f"write pipeline: {on_host * pool.hosts} at most"
+    raise SpecError(
+        f"{hosts} hosts for {cut.pipeline} stages of {cut.tensor} GPUs",
+        found=f"{pool.hosts} in pool {pool.name}",
+        do=f"{fewer}{f', or tensor: {told}' if told else ''}, or add hosts",
+        where=spec.where(*loc),
+    )

@@ -115,7 +115,18 @@ def _shorter(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: 
         )
         few = replace(limits, seqs=max(limits.seqs, held.value))
     sure = reach(fit, cut, few).sure // ROUND_TOKENS * ROUND_TOKENS
-    return _written("max_model_len", sure, best)
+    told = _written("max_model_len", sure, best)
+    return f"{told}{within(spec, sure or best)}"
+
+
+def within(spec: ClusterSpec, length: int) -> str:
+    """Which other written keys must follow a max_model_len of so many tokens (spec/rules.py)."""
+    most, work = spec.door.max_tokens, spec.workload
+    asked = work.prompt_tokens + work.output_tokens
+    keys = [f"door.max_tokens ({most})"] if most != "auto" and most > length else []
+    if "workload" in spec.model_fields_set and asked > length:
+        keys.append(f"prompt_tokens and output_tokens of workload ({asked} together)")
+    return f", with {' and '.join(keys)} no larger than it" if keys else ""
 
 
 def _smaller_step(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> str:
@@ -132,18 +143,23 @@ def _smaller_step(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -
 
     told = ""
     if wanted.max_num_seqs != "auto":
-        told = _most("max_num_seqs", fit, cut, sequences, (1, limits.seqs))
+        told = _written("max_num_seqs", *_most(fit, cut, sequences, (1, limits.seqs)))
     if not told and not free:
-        span = (min(limits.step_tokens, STEP_TOKENS), limits.step_tokens)
-        told = _most("max_num_batched_tokens", fit, cut, tokens, span)
+        least = STEP_TOKENS if spec.scheduling.chunked_prefill else limits.length
+        span = (min(limits.step_tokens, least), limits.step_tokens)
+        sure, best = _most(fit, cut, tokens, span)
+        told = _written("max_num_batched_tokens", sure, best)
+        if told and wanted.max_num_seqs != "auto" and wanted.max_num_seqs > (sure or best):
+            told += f", with max_num_seqs ({wanted.max_num_seqs}) no larger than it"
     return f"{told}: the room of more takes the memory" if told else ""
 
 
 def _most(
-    name: str, fit: Fit, cut: Cut, at: Callable[[int], EngineLimits], span: tuple[int, int]
-) -> str:
+    fit: Fit, cut: Cut, at: Callable[[int], EngineLimits], span: tuple[int, int]
+) -> tuple[int, int]:
+    """The largest number of a range that fits for sure, and at best; 0: none."""
     sure = largest(lambda count: fit.sure(cut, at(count)), *span)
-    return _written(name, sure, largest(lambda count: fit.holds(cut, at(count)), *span))
+    return sure, largest(lambda count: fit.holds(cut, at(count)), *span)
 
 
 def _written(name: str, sure: int, best: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rayserve.errors import RayserveError
 from rayserve.plan import Placement
-from rayserve.planner.arguments import check_formats
+from rayserve.planner.arguments import check_engine_args, check_formats
 from rayserve.planner.catalogue import Gpu, accelerator_type, find_gpu
 from rayserve.planner.checkpoint import checkpoint_sum
 from rayserve.planner.fit import EngineLimits, Fit
@@ -20,7 +20,12 @@ from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
 from rayserve.planner.placement import choose_cut, place
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing, holds, size
-from rayserve.planner.subject import check_method, known_architecture, read_model_profile
+from rayserve.planner.subject import (
+    check_guess,
+    check_method,
+    known_architecture,
+    read_model_profile,
+)
 from rayserve.planner.timing import Timing, read_timing
 from rayserve.planner.weights.architecture import Architecture
 from rayserve.spec import ClusterSpec, NodePool, serving_pool
@@ -88,8 +93,10 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
 
     Raises:
         SpecError: a value that this hardware or model does not take.
+        EngineArgumentError: an entry of `engine_args` that vLLM does not take.
         DoesNotFitError: the hardware cannot hold it.
     """
+    check_engine_args(spec)
     profile = read_model_profile(spec, weights.config, weights.draft_config)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
@@ -97,6 +104,7 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
     check_formats(spec, gpu)
     check_method(spec, profile)
     architecture = known_architecture(spec, profile, weights.config)
+    check_guess(spec, architecture, weights.config or {})
     fit = judge(spec, profile, architecture, gpu, weights.stored)
     obstacles = None
     if architecture is not None and gpu is not None:

@@ -25,7 +25,7 @@ from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
-from rayserve.planner.remedies import does_not_fit, reach
+from rayserve.planner.remedies import does_not_fit, reach, within
 from rayserve.planner.timing import Timing, spread
 from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
@@ -47,7 +47,7 @@ TIGHT = (
     "may refuse to start."
 )
 OFFLOADED = (
-    "engine_args.cpu_offload_gb leaves about {size:g} GiB of each GPU's weights in host memory: every step "
+    "engine_args.cpu_offload_gb leaves about {size:.3g} GiB of each GPU's weights in host memory: every step "
     "reads them over PCIe, which takes {price:,.0f} ms and stands in no latency of this plan."
 )
 CPU_ONLY = "CPU engine: no GPU memory to prove. It serves the same API, slowly."
@@ -112,7 +112,8 @@ def size(
         raise SpecError(
             f"at most {longest(spec, profile)} tokens, the model's own limit",
             found=str(limits.max_model_len),
-            do=f"write {longest(spec, profile)}, or stretch it with `rope_scaling`",
+            do=f"write {longest(spec, profile)}{within(spec, longest(spec, profile))}, or stretch it "
+            "with `rope_scaling`",
             where=spec.where("limits", "max_model_len"),
         )
     most = _most_len(spec, profile)
@@ -242,7 +243,7 @@ def _notes(
 ) -> tuple[str, ...]:
     measure, length, most = fit.measure(cut, limits), limits.length, _most_len(spec, profile)
     notes = [f"Measure before you rely on it, on one such host: {measure}"] if measure else []
-    notes += _offloaded(fit)
+    notes += _offloaded(fit, cut)
     notes += [f"Not counted: {what}." for what in estimate.uncounted]
     if estimate.model == "simple":
         notes.append(SIMPLE)
@@ -256,10 +257,10 @@ def _notes(
     return tuple(notes)
 
 
-def _offloaded(fit: Fit) -> list[str]:
-    size = read_offload(fit.spec.engine_args).most_bytes
-    if not size:
+def _offloaded(fit: Fit, cut: Cut) -> list[str]:
+    if not read_offload(fit.spec.engine_args).most_bytes:
         return []
+    size = fit.left_bytes(cut)
     price_ms = size / (fit.gpu.pcie_gb_s * 1e6)
     return [OFFLOADED.format(size=size / GIB, price=price_ms)]
 

@@ -13,6 +13,11 @@ from rayserve.planner.weights.architecture import Architecture, read_architectur
 from rayserve.planner.weights.facts import Facts, UnknownModelError
 from rayserve.spec import ClusterSpec
 
+GUESSING = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""Keys of config.json that count the layers that guess."""
+GUESSERS = frozenset({"MiMoForCausalLM", "Ernie4_5_MoeForCausalLM", "NemotronHForCausalLM"})
+"""Families with such layers in vLLM, of which the planner has no shapes."""
+
 
 def read_model_profile(
     spec: ClusterSpec,
@@ -62,6 +67,44 @@ def check_method(spec: ClusterSpec, profile: ModelProfile) -> None:
             do="write auto: vLLM reads the method from config.json",
             where=spec.where("precision", "quantization"),
         )
+
+
+def check_guess(
+    spec: ClusterSpec, architecture: Architecture | None, config: Mapping[str, Any]
+) -> None:
+    """Layers of the model's own that guess (method mtp) must be there, as vLLM asks
+    (config/speculative.py: hf_config_override, and the end of __post_init__).
+
+    Raises:
+        SpecError: they are not, or the tokens are no multiple of them.
+    """
+    guess = spec.speculative
+    if guess is None or guess.method != "mtp" or architecture is None:
+        return
+    inner = config.get("text_config")
+    text = {**config, **inner} if isinstance(inner, Mapping) else config
+    given = next((text[key] for key in GUESSING if isinstance(text.get(key), int)), None)
+    layers = given if given is not None else len(architecture.draft)
+    if layers < 1 or not (architecture.draft or architecture.name in GUESSERS):
+        raise SpecError(
+            "a model with layers that guess, for method mtp",
+            found=f"{architecture.name}, and {_guessing(text)}",
+            do="remove `speculative`, or write `method: ngram`, which needs no weights",
+            where=spec.where("speculative", "method"),
+        )
+    if given is not None and guess.num_tokens > layers and guess.num_tokens % layers:
+        raise SpecError(
+            f"num_tokens of at most {layers}, the layers that guess, or a multiple of them",
+            found=str(guess.num_tokens),
+            do=f"write {guess.num_tokens // layers * layers}",
+            where=spec.where("speculative", "num_tokens"),
+        )
+
+
+def _guessing(text: Mapping[str, Any]) -> str:
+    """What config.json says of layers that guess."""
+    said = [f"{key}: {text[key]}" for key in GUESSING if key in text]
+    return f"`{said[0]}` in config.json"[:80] if said else f"no `{GUESSING[-1]}` in config.json"
 
 
 def known_architecture(

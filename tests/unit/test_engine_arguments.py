@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayserve.engine import VLLM_VERSION, load_snapshot, validate, validate_env
+from rayserve.engine import VLLM_VERSION, check_value, load_snapshot, validate, validate_env
 from rayserve.engine.owned import OWNED_ARGS, OWNED_ENV, REMOVED_ARGS, env_owner
 from rayserve.errors import EngineArgumentError
 from rayserve.planner.arguments import engine_args
@@ -186,3 +186,24 @@ def test_a_value_with_a_line_break_is_refused():
     """An environment file has one line a variable."""
     with pytest.raises(EngineArgumentError, match="one line"):
         validate_env("NCCL_DEBUG", "a\nb")
+
+
+@pytest.mark.parametrize(
+    "name, inside, beyond, limit",
+    [
+        ("cpu_offload_gb", 0, -0.5, "at least 0"),
+        ("block_size", 16, 0, "more than 0"),
+        ("watermark", 0.5, 1.0, "less than 1"),
+        ("kv_cache_metrics_sample", 1, 1.5, "at most 1"),
+        ("num_gpu_blocks_override", 1, 0, "at least 1"),
+        ("seed", -1, 2**63, "64 bits"),
+        ("mm_processor_cache_gb", 4, float("nan"), "a finite number"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_with_the_limit(name, inside, beyond, limit):
+    """Limits of vLLM's configuration hold here as there; what no size can be is refused too."""
+    argument = load_snapshot().find(name)
+    assert argument.outside(inside) == ""
+    error = error_of(check_value, argument, beyond)
+    assert isinstance(error, EngineArgumentError)
+    assert limit in error.needed

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rayserve.errors import DoesNotFitError, Where
+from rayserve.errors import DoesNotFitError, EngineArgumentError, Where
 from rayserve.planner.memory.offload import NO_OFFLOAD, Offload, offloaded, read_offload, without
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.weights.architecture import read_architecture
@@ -132,3 +132,17 @@ def test_of_an_unknown_architecture_it_makes_nothing_certain():
         < whole.expected_concurrency
         < whole.expected_concurrency_high
     )
+
+
+def test_no_more_is_said_to_be_left_than_the_layers_have():
+    """Of a size beyond the weights the note tells what the decoder layers come to."""
+    made = plan(SMALL, "A100-80GB-SXM", 1, add=arguments(cpu_offload_gb=10000))
+    note = next(note for note in made.notes if "stands in no latency" in note)
+    assert f"about {32 * LAYER / GIB:.3g} GiB" in note
+
+
+@pytest.mark.parametrize("size", ["-1", "-0.5", "1.0e+308"])
+def test_a_size_that_vllm_refuses_is_refused_before_it_is_calculated_with(size):
+    """A negative or unrepresentable size ends in an error that names the argument."""
+    with pytest.raises(EngineArgumentError, match="`cpu_offload_gb` to be"):
+        plan(SMALL, "A100-80GB-SXM", 1, add=arguments(cpu_offload_gb=size))

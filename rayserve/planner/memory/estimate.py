@@ -214,6 +214,11 @@ def fullest_bytes(architecture: Architecture, setup: Setup, sizes: Sequence[int]
     )
 
 
+def left_bytes(architecture: Architecture, setup: Setup) -> int:
+    """Weights that are expected to stay in host memory, of a rank of the stage with most of them."""
+    return max(_left(architecture, setup, stage).expected for stage in range(setup.pipeline))
+
+
 def _left(architecture: Architecture, setup: Setup, stage: int) -> Range:
     """Bytes of a stage's weights that stay in host memory."""
     return offloaded(architecture, setup.offload, replace(_place(setup), stage=stage))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rayserve.planner.kv.layers import CacheKind, LayerCache, attention_layer, latent_layer
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.weights.checkpoint import rank_bounds
@@ -123,3 +124,23 @@ def kv_bytes_per_token(profile: ModelProfile, cut: Cut, kv_cache_dtype: str) -> 
         return layers * profile.latent_dim * element + draft
     heads = max(1, profile.kv_heads // cut.tensor)
     return layers * heads * profile.head_dim * 2 * element + draft
+
+
+def draft_caches(profile: ModelProfile, cut: Cut, kv_cache_dtype: str) -> tuple[LayerCache, ...]:
+    """What each layer of the draft model keeps; empty: there is none."""
+    draft = profile.draft
+    if draft is None:
+        return ()
+    element = draft.dtype_bits // 8
+    if draft.latent_dim:
+        layer = latent_layer(draft.latent_dim, kv_cache_dtype=kv_cache_dtype, model_bytes=element)
+    else:
+        layer = attention_layer(
+            CacheKind.FULL,
+            kv_heads=draft.kv_heads,
+            tensor=cut.tensor,
+            head_dim=draft.head_dim,
+            kv_cache_dtype=kv_cache_dtype,
+            model_bytes=element,
+        )
+    return (layer,) * draft.layers

@@ -94,7 +94,8 @@ def check_cut(
     `shapes` has one entry for each kind of layer. Each refusal names the numbers and the sizes
     nearest to the wanted one that work on a host.
     """
-    found = [*_too_wide(tensor, gpus_per_host)]
+    works = tensor_sizes(shapes, gpus_per_host, expert_parallel=expert_parallel)
+    found = [*_too_wide(tensor, gpus_per_host, max(works, default=gpus_per_host))]
     if not found:
         rules = (_broken(shape, tensor, expert_parallel=expert_parallel) for shape in shapes)
         found += [
@@ -258,14 +259,14 @@ def _helps(rule: _Rule, shapes: Sequence[CutShape], tensor: int, *, expert_paral
     return not broken_rule(whole, tensor, expert_parallel=expert_parallel)
 
 
-def _too_wide(tensor: int, gpus_per_host: int) -> Iterator[Finding]:
+def _too_wide(tensor: int, gpus_per_host: int, widest: int) -> Iterator[Finding]:
     if tensor > gpus_per_host:
         yield Finding(
             "refuse",
             _TENSOR,
             f"ranks of one stage on one host, of {gpus_per_host} GPUs",
             f"tensor: {tensor}",
-            f"write tensor: {gpus_per_host}, and `pipeline` for more hosts",
+            f"write tensor: {widest}, and `pipeline` for more hosts",
         )
 
 
