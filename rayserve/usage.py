@@ -111,6 +111,8 @@ class ExistingFile(click.ParamType[str]):
                 label, found=shown(f"a folder, {name}"), do=self._in_folder(Path(name))
             )
         close = nearby(Path(name), self._meant) if name else None
+        if close is not None and Path(name).suffix and not close.suffix:
+            close = None  # /etc/services is no plan.yml, however near its name
         raise UsageError(
             label,
             found=shown(f"no file at {name}") if name else "an empty name",

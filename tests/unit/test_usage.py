@@ -170,3 +170,11 @@ def test_help_says_which_argument_may_be_left_out():
     """`convert` reads standard input where no file is named."""
     usage = CliRunner().invoke(main, ["convert", "--help"]).output.splitlines()[0]
     assert usage.endswith("[OPTIONS] [FILE]")
+
+
+def test_a_file_of_another_kind_is_not_what_was_meant(tmp_path):
+    """A missing plan.yml below a missing folder is not the file beside it that sounds like the folder."""
+    (tmp_path / "services").write_text("")
+    result = CliRunner().invoke(main, ["env", str(tmp_path / "rayserve" / "plan.yml")])
+    assert result.exit_code == 2
+    assert "services" not in result.output.partition("do:")[2]

@@ -9,12 +9,15 @@ from rayserve.errors import SpecError, Where
 from rayserve.planner.convert.draft import Draft
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles
+from rayserve.planner.subject import check_guess
 from rayserve.planner.support.divisibility import CutShape, tensor_sizes
 from rayserve.planner.weights.architecture import Architecture, read_architecture
 from rayserve.spec import ClusterSpec
 
 MOST_RANKS_TRIED = 64
 SHOWN = 8
+FLAGS_OF = {"tensor": "tensor_parallel_size", "speculative": "speculative_config"}
+"""The flag behind a key that the plan refuses, by a part of the key."""
 
 
 def architecture_of(draft: Draft) -> Architecture | None:
@@ -41,12 +44,13 @@ def judge_shape(draft: Draft, spec: ClusterSpec, architecture: Architecture | No
         return
     cut = Cut(draft.get("parallelism.tensor", 1), draft.get("parallelism.pipeline", 1))
     try:
+        check_guess(spec, architecture, draft.context.config)
         told = Obstacles(spec, architecture, draft.context.config, gpu).check(
             spec.node_pools[0], cut
         )
     except SpecError as error:
         key = (error.where.key if error.where is not None else "") or ""
-        flag = "tensor_parallel_size" if key.endswith("tensor") else ""
+        flag = next((name for part, name in FLAGS_OF.items() if part in key), "")
         draft.find(
             "error",
             "hardware",
