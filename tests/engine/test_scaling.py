@@ -79,12 +79,15 @@ class Late:
         return None
 
 
-def running_on(served: Served, pid: int) -> float:
-    """Requests that the engine of one replica runs, asked of that replica past the ingress."""
+def runs_a_request(served: Served, pid: int) -> bool:
+    """Whether the engine of one replica runs a request, asked of that replica past the ingress.
+
+    A busy replica may not answer at once, or not at all: then it is not known.
+    """
     path = f"{served.application['route_prefix']}/metrics"
     connections = psutil.Process(pid).net_connections("tcp")
     for port in {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
         try:
             connection.request("GET", path, headers=served.headers)
             lines = connection.getresponse().read().decode(errors="replace").splitlines()
@@ -94,8 +97,8 @@ def running_on(served: Served, pid: int) -> float:
             connection.close()
         values = [x.rsplit(" ", 1)[1] for x in lines if x.startswith("vllm:num_requests_running{")]
         if values:
-            return float(values[0])
-    raise AssertionError(f"no port of process {pid} answers {path}")
+            return float(values[0]) > 0
+    return False
 
 
 def states(served: Served) -> list[str]:
@@ -119,7 +122,7 @@ def test_a_second_engine_comes_with_the_load_and_goes_without_cutting_a_stream()
             wait_until(lambda: states(served) == ["RUNNING"] * 2, 200, "two running replicas")
             late = Late(served)
             pid = wait_until(late.pid_of_the_leaving, 200, "a replica that is given back")
-            assert running_on(served, pid) > 0, "the leaving replica has no stream to cut"
+            wait_until(lambda: runs_a_request(served, pid), 60, "a stream on the leaving replica")
             assert "STOPPING" in states(served)
             streams += late.streams
             for stream in streams:
