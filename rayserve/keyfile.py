@@ -12,8 +12,8 @@ import stat
 from typing import Final
 
 from rayserve.errors import HostError, Where
+from rayserve.veil import MIN_KEY_CHARACTERS
 
-MIN_KEY_CHARACTERS: Final = 16
 MAX_FILE_BYTES: Final = 1 << 20
 
 Signature = tuple[int, int, int, int]

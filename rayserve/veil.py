@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MIN_KEY_CHARACTERS = 16
-"""Of an API key; a shorter one is refused at the door (rayserve.serving.keys)."""
+"""Of an API key; a file with a shorter one is refused (rayserve.keyfile)."""
 _ISSUED = (
     r"(?:(?:sk|pk|rk)-(?=[\w-]*[A-Z0-9])[\w-]{12,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
     r"|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{16,}|AKIA[A-Z0-9]{12,}"
