@@ -49,7 +49,7 @@ TIGHT = (
 )
 OFFLOADED = (
     "engine_args.cpu_offload_gb leaves about {size:.3g} GiB of each GPU's weights in host memory: every step "
-    "reads them over PCIe, which takes {price:,.0f} ms and stands in no latency of this plan."
+    "reads them over PCIe, which takes {price:,.0f} ms at the link's peak rate and longer in practice."
 )
 CPU_ONLY = "CPU engine: no GPU memory to prove. It serves the same API, slowly."
 

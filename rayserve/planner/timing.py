@@ -13,6 +13,7 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import FirstTokenTime, LatencyEstimate, LatencyTerm, NextTokenTime
 from rayserve.planner.fit import EngineLimits, Fit
+from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, capture_sizes, version_facts
 from rayserve.planner.speed import latency
@@ -35,13 +36,16 @@ SHOWN_MS = 0.05
 HALF = 2
 """Bytes of an element of bf16 and fp16, whose rates are known."""
 TIMED_ELSE = (
-    "cpu_offload_gb",
     "data_parallel_size",
     "decode_context_parallel_size",
     "enable_dbo",
+    "offload_group_size",
     "prefill_context_parallel_size",
 )
 """Engine arguments that change latencies in ways that no term follows."""
+PCIE_SHARES = (0.5, 0.85)
+"""Assumption: share of the peak of PCIe that kernels reach which read weights in host memory in place.
+Copies of large blocks reach 0.8-0.86."""
 FP4_NOTE = "4-bit products are counted at the rate of fp8, so a first token may beat its bound."
 EXPERTS_NOTE = "Expert parallelism: all ranks are taken to be equally busy, and routers are uneven."
 LATENT_NOTE = (
@@ -71,6 +75,7 @@ class Timing:
         self._fit = fit
         self._architecture = architecture
         self._traffic = functools.cache(self._read)
+        self._offload = functools.cache(self._host_weights)
 
     def token(self, cut: Cut, limits: EngineLimits, batch: int, context: int) -> Estimate:
         """Time per output token of each of `batch` sequences."""
@@ -246,6 +251,24 @@ class Timing:
             attention_in_graphs=mode != "PIECEWISE",
             graph_tokens=self._graph_tokens(limits),
             block_tokens=self._fit.block_tokens(cut, limits),
+            offload=self._offload(cut),
+        )
+
+    def _host_weights(self, cut: Cut) -> Span:
+        """What a pass takes to read weights that stay in host memory, beyond what the GPU's own took.
+
+        Each rank has its own link. Of a mixture's weights a token needs at least its experts' share.
+        """
+        if not read_offload(self.spec.engine_args).most_bytes:
+            return Span()
+        left, gpu, profile = self._fit.left_range(cut), self.gpu, self._fit.profile
+        least = left.low * (profile.experts_per_token / profile.experts if profile.experts else 1)
+        low, high = PCIE_SHARES
+        peak = gpu.pcie_gb_s * 1e6
+        # The term of the weights has counted these bytes at the rate of the GPU's memory.
+        counted = least / (gpu.memory_gb_s * 1e6)
+        return Span(
+            least / peak - counted, least / (peak * high) - counted, left.high / (peak * low)
         )
 
     def _graph_tokens(self, limits: EngineLimits) -> int:
