@@ -135,19 +135,38 @@ class Timing:
         whole = self.first(cut, limits, prompt).total
         cached = self.first(cut, limits, prompt, self._cached(prompt, setting)).total
         alone = self.token(cut, limits, 1, context).total
-        told = []
+        notes: list[str] = []
         if slo.ttft_ms:
-            self._possible("ttft_ms", slo.ttft_ms, cached, whole)
+            told = f"{math.ceil(whole.high)}, the upper end of what is expected"
+            self._possible("ttft_ms", slo.ttft_ms, cached, told)
             what = f"slo.ttft_ms ({slo.ttft_ms:g}) for {prompt:,} tokens, none of them cached,"
             judged = _judged(what, slo.ttft_ms, whole)
             if slo.ttft_ms < whole.bound and cached.bound < whole.bound:
                 judged = [f"{note} {ONLY_CACHED}" for note in judged]
-            told += judged
+            notes += judged
         if slo.tpot_ms:
-            self._possible("tpot_ms", slo.tpot_ms, alone * (1 / self._guesses()), alone)
+            told = self._attainable(cut, limits, context)
+            self._possible("tpot_ms", slo.tpot_ms, alone * (1 / self._guesses()), told)
             what = f"slo.tpot_ms ({slo.tpot_ms:g}) for one sequence alone"
-            told += _judged(what, slo.tpot_ms, alone) or self._crowded(cut, limits, context)
-        return told
+            notes += _judged(what, slo.tpot_ms, alone) or self._crowded(cut, limits, context)
+        return notes
+
+    def _attainable(self, cut: Cut, limits: EngineLimits, context: int) -> str:
+        """The tpot_ms to write for one sequence alone, and for as many as a table shows at most.
+
+        max_num_seqs follows the promise, so the least that can be kept leaves room for few.
+        """
+        alone = math.ceil(self.token(cut, limits, 1, context).total.high)
+        told = f"{alone}, the upper end of what is expected of one sequence alone"
+        written = self.spec.limits.max_num_seqs
+        most = written if written != "auto" else max(BATCHES)
+        step = max(most, limits.step_tokens)
+        wide = EngineLimits(step, most, limits.length)
+        many = self._batches(cut, wide, context)[-1]
+        if many == 1:
+            return told
+        together = math.ceil(self.token(cut, wide, many, context).total.high)
+        return f"{told}, or {together}, that of {many} at once"
 
     def _crowded(self, cut: Cut, limits: EngineLimits, context: int) -> list[str]:
         """Whether all of max_num_seqs at once keep the promise that one alone keeps."""
@@ -155,16 +174,22 @@ class Timing:
         what = f"slo.tpot_ms ({slo:g}) with all {seqs} of max_num_seqs running"
         return _judged(what, slo, self.token(cut, limits, seqs, context).total)
 
-    def _possible(self, key: str, promised: float, least: Span, usual: Span) -> None:
-        """Refuse a promise that physics breaks. `least`: with all that may shorten it."""
+    def _possible(self, key: str, promised: float, least: Span, told: str) -> None:
+        """Refuse a promise that physics breaks.
+
+        Args:
+            key: of `slo`.
+            promised: in ms.
+            least: with all that may shorten it.
+            told: what to write instead.
+        """
         if promised >= least.bound or fp4_compute(self._architecture, self.gpu):
             return
         raise SpecError(
             f"slo.{key} of at least {least.bound:.3g}, which is what {self.gpu.name} needs at its peak "
             "rates for the expected workload",
             found=f"{promised:g}",
-            do=f"write {key}: {math.ceil(usual.high)}, the upper end of what is expected, or take a "
-            "smaller model or more GPUs",
+            do=f"write {key}: {told}, or take a smaller model or more GPUs",
             where=self.spec.where("slo", key),
         )
 
