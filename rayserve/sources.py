@@ -24,13 +24,12 @@ from rayserve.planner.catalogue import CPU
 from rayserve.planner.content import host_files, model_config_path, quant_config_path
 from rayserve.planner.support.modelopt import QUANT_CONFIG, wants_quant_config
 from rayserve.spec import COMMIT, ClusterSpec, serving_pool
+from rayserve.spec.rules import UNDESCRIBED
 
 if TYPE_CHECKING:
     from rayserve.hub import Hub, Snapshot
 
 NUMBERS = ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT")
-UNDESCRIBED = "medusa"
-"""The method whose draft model has heads alone: its config.json describes no layers."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
     python scripts/config_defaults.py        # writes rayserve/data/config-defaults.json
 
-Only language models that stand within a larger config: files of their own name every figure. The
-contract test of tests/contract compares the committed file with the installed package.
+All figures of language models that stand within a larger config; of those that are the whole config the
+heads, since such files name all else. What a class computes from other figures where a file is silent is
+left out, so that the planner computes it from the file's own. The contract test of tests/contract compares the committed file with the installed package.
 """
 
 from __future__ import annotations
@@ -71,16 +72,40 @@ INNER = {
 FURTHER = ("deepseek_v3", "granite", "qwen2", "qwen3", "qwen3_moe")
 """Types that a part may name itself."""
 
+WHOLE = (
+    "bamba", "cwm", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon_h1", "gemma", "gemma2",
+    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt_oss", "llama4_text", "minimax_m2",
+    "ministral3", "mistral", "mixtral", "nemotron_h", "phimoe", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3",
+    "stablelm", "starcoder2",
+)  # fmt: skip
+"""Types laid out whose class has a number of KV heads, or a size of a head, of its own."""
+HEADS = ("num_key_value_heads", "head_dim")
+
+
+def _own(kind: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The class's defaults, without those that follow from the width or the number of heads."""
+    from transformers import CONFIG_MAPPING
+
+    make = CONFIG_MAPPING[kind]
+    values = make().to_dict()
+    heads, hidden = values["num_attention_heads"], values["hidden_size"]
+    other = make(num_attention_heads=2 * heads, hidden_size=4 * hidden).to_dict()
+    return {
+        key: values[key]
+        for key in keys
+        if values.get(key) is not None and (key not in HEADS or values[key] == other.get(key))
+    }
+
 
 def defaults() -> dict[str, Any]:
     """The content of the file."""
-    from transformers import CONFIG_MAPPING
-
-    found: dict[str, dict[str, Any]] = {}
-    for kind in sorted({*INNER.values(), *FURTHER}):
-        values = CONFIG_MAPPING[kind]().to_dict()
-        found[kind] = {key: values[key] for key in KEYS if values.get(key) is not None}
-    return {"inner": INNER, "defaults": found}
+    found = {kind: _own(kind, KEYS) for kind in sorted({*INNER.values(), *FURTHER})}
+    return {
+        "inner": INNER,
+        "defaults": found,
+        "whole": {kind: _own(kind, HEADS) for kind in sorted(WHOLE)},
+    }
 
 
 def text() -> str:

@@ -9,6 +9,7 @@ from rayserve.errors import EngineArgumentError, SpecError
 from rayserve.plan import NamedValue
 from rayserve.planner.aims import Chosen
 from rayserve.planner.catalogue import Gpu
+from rayserve.planner.positions import rope_overrides
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing
 from rayserve.planner.wishes import fine_graphs
@@ -134,7 +135,7 @@ def _features(args: _Arguments, spec: ClusterSpec, profile: ModelProfile) -> Non
     if spec.model.revision:
         args.add("revision", spec.model.revision)
     if spec.rope_scaling is not None:
-        args.add("hf_overrides", _rope(spec, profile))
+        args.add("hf_overrides", rope_overrides(spec, profile))
     if spec.chat.reasoning_parser:
         _check_choice(spec, "reasoning_parser", "chat", "reasoning_parser")
         args.add("reasoning_parser", spec.chat.reasoning_parser)
@@ -164,26 +165,6 @@ def _features(args: _Arguments, spec: ClusterSpec, profile: ModelProfile) -> Non
             where=spec.where("limits", "max_images"),
         )
     _offload(args, spec)
-
-
-def _rope(spec: ClusterSpec, profile: ModelProfile) -> dict[str, Any]:
-    rope = spec.rope_scaling
-    if rope is None or not profile.rope_theta:
-        raise SpecError(
-            "`rope_theta` in the model's config.json, to scale its positions",
-            found="nothing",
-            do="remove rope_scaling; this model has no rotary positions to stretch",
-            where=spec.where("rope_scaling"),
-        )
-    # vLLM multiplies the length of the config by the factor, but for YaRN it takes it as stretched.
-    trained = rope.original_max_position_embeddings
-    length = int(trained * rope.factor) if rope.rope_type == "yarn" else trained
-    overrides = {
-        "max_position_embeddings": length,
-        # The whole mapping is replaced, so the base frequency must be told again.
-        "rope_parameters": {**rope.model_dump(), "rope_theta": profile.rope_theta},
-    }
-    return {"text_config": overrides} if profile.nested else overrides
 
 
 def _offload(args: _Arguments, spec: ClusterSpec) -> None:

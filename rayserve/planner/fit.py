@@ -33,6 +33,7 @@ from rayserve.planner.memory.estimate import (
     estimate,
     fullest_bytes,
     left_bytes,
+    left_ranges,
     stage_bytes,
 )
 from rayserve.planner.memory.offload import read_offload
@@ -121,6 +122,16 @@ class Fit:
             return left_bytes(self.architecture, setup)
         whole = memory.weights_range(self.profile, cut, self.checkpoint_bytes).low
         return min(setup.offload.most_bytes, whole)
+
+    def left_range(self, cut: Cut) -> Range:
+        """Weights that `cpu_offload_gb` leaves in host memory, of a rank, over all stages together."""
+        assert self.architecture is not None  # the callers have looked
+        left = left_ranges(self.architecture, self._setup(cut, EngineLimits(1, 1, 1)))
+        return Range(
+            sum(one.low for one in left),
+            sum(one.expected for one in left),
+            sum(one.high for one in left),
+        )
 
     def token_bytes(self, cut: Cut) -> int:
         """Bytes of one token in the layers that keep all tokens, on the fullest rank."""

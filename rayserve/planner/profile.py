@@ -13,6 +13,8 @@ from rayserve.planner.weights.names import canonical, text_part
 from rayserve.units import round_up
 
 TYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8}
+MROPE = "mrope"
+PER_KIND = "positions of several kinds of layers"
 METHOD_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4, "nvfp4": 4}
 
 
@@ -52,6 +54,9 @@ class ModelProfile:
     layer_kinds: tuple[str, ...] = ()
     """`layer_types` of config.json."""
     rope_theta: float = 0
+    rope_scaling: str = ""
+    """What config.json says of rotary positions beyond their base: the kind of scaling, `mrope`, or that
+    kinds of layers differ; empty: nothing."""
     draft: ModelProfile | None = None
     """The model that guesses for this one, where its config.json is known."""
 
@@ -107,6 +112,7 @@ def read_profile(config: Mapping[str, Any], where: Where) -> ModelProfile:
         nested=inner is not None,
         layer_kinds=_kinds(text),
         rope_theta=_rope_theta(text),
+        rope_scaling=_rope_scaling(text),
     )
 
 
@@ -167,6 +173,20 @@ def _rope_theta(text: Mapping[str, Any]) -> float:
     nested = parameters.get("rope_theta") if isinstance(parameters, Mapping) else None
     value = nested or text.get("rope_theta") or 0
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _rope_scaling(text: Mapping[str, Any]) -> str:
+    stated = [text.get(name) for name in ("rope_parameters", "rope_scaling")]
+    for rope in (item for item in stated if isinstance(item, Mapping)):
+        if any(isinstance(value, Mapping) for value in rope.values()):
+            return PER_KIND
+        kind = str(rope.get("rope_type") or rope.get("type") or "default")
+        if rope.get("mrope_section"):
+            return MROPE
+        if kind != "default":
+            factor = rope.get("factor")
+            return kind + (f" (factor {factor:g})" if isinstance(factor, int | float) else "")
+    return ""
 
 
 def _quantization(text: Mapping[str, Any], where: Where) -> tuple[str, float]:

@@ -18,6 +18,7 @@ from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
 from rayserve.planner.placement import choose_cut, place
+from rayserve.planner.positions import check_rope, rope_notes
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.sizing import Sizing, holds, size
 from rayserve.planner.subject import (
@@ -98,6 +99,7 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
     """
     check_engine_args(spec)
     profile = read_model_profile(spec, weights.config, weights.draft_config)
+    check_rope(spec, profile)
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
@@ -117,6 +119,7 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
         if obstacles is None
         else obstacles.check(pool, cut)
     )
+    told = [*told, *rope_notes(spec, profile)]
     timing = read_timing(fit)
     sizing = size(spec, profile, fit, cut, timing)
     placement = place(spec, pool, cut, label)

@@ -24,6 +24,7 @@ from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.positions import longest, stretched
 from rayserve.planner.profile import ModelProfile
 from rayserve.planner.remedies import does_not_fit, reach, within
 from rayserve.planner.timing import Timing, spread
@@ -48,7 +49,7 @@ TIGHT = (
 )
 OFFLOADED = (
     "engine_args.cpu_offload_gb leaves about {size:.3g} GiB of each GPU's weights in host memory: every step "
-    "reads them over PCIe, which takes {price:,.0f} ms and stands in no latency of this plan."
+    "reads them over PCIe, which takes {price:,.0f} ms at the link's peak rate and longer in practice."
 )
 CPU_ONLY = "CPU engine: no GPU memory to prove. It serves the same API, slowly."
 
@@ -71,14 +72,6 @@ class Sizing:
 def uses_graphs(spec: ClusterSpec, gpu: Gpu | None) -> bool:
     """Whether CUDA graphs are recorded."""
     return gpu is not None and spec.scheduling.cuda_graphs is not False
-
-
-def longest(spec: ClusterSpec, profile: ModelProfile) -> int:
-    """The longest context that the model's positions allow."""
-    rope = spec.rope_scaling
-    if rope is None:
-        return profile.max_position
-    return int(rope.original_max_position_embeddings * rope.factor)
 
 
 def holds(spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut) -> bool:
@@ -112,8 +105,8 @@ def size(
         raise SpecError(
             f"at most {longest(spec, profile)} tokens, the model's own limit",
             found=str(limits.max_model_len),
-            do=f"write {longest(spec, profile)}{within(spec, longest(spec, profile))}, or stretch it "
-            "with `rope_scaling`",
+            do=f"write {longest(spec, profile)}{within(spec, longest(spec, profile))}"
+            + stretched(spec, profile),
             where=spec.where("limits", "max_model_len"),
         )
     most = _most_len(spec, profile)
@@ -122,7 +115,7 @@ def size(
         raise SpecError(
             f"prompt_tokens and output_tokens of at most {most} together, the model's own limit",
             found=str(asked),
-            do="lower them, or stretch the model with `rope_scaling`",
+            do=f"lower them{stretched(spec, profile)}",
             where=spec.where("workload"),
         )
     if fit is None:

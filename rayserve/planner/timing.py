@@ -13,6 +13,7 @@ from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import FirstTokenTime, LatencyEstimate, LatencyTerm, NextTokenTime
 from rayserve.planner.fit import EngineLimits, Fit
+from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.memory.versions import Batch, capture_sizes, version_facts
 from rayserve.planner.speed import latency
@@ -35,13 +36,16 @@ SHOWN_MS = 0.05
 HALF = 2
 """Bytes of an element of bf16 and fp16, whose rates are known."""
 TIMED_ELSE = (
-    "cpu_offload_gb",
     "data_parallel_size",
     "decode_context_parallel_size",
     "enable_dbo",
+    "offload_group_size",
     "prefill_context_parallel_size",
 )
 """Engine arguments that change latencies in ways that no term follows."""
+PCIE_SHARES = (0.5, 0.85)
+"""Assumption: share of the peak of PCIe that kernels reach which read weights in host memory in place.
+Copies of large blocks reach 0.8-0.86."""
 FP4_NOTE = "4-bit products are counted at the rate of fp8, so a first token may beat its bound."
 EXPERTS_NOTE = "Expert parallelism: all ranks are taken to be equally busy, and routers are uneven."
 LATENT_NOTE = (
@@ -71,6 +75,7 @@ class Timing:
         self._fit = fit
         self._architecture = architecture
         self._traffic = functools.cache(self._read)
+        self._offload = functools.cache(self._host_weights)
 
     def token(self, cut: Cut, limits: EngineLimits, batch: int, context: int) -> Estimate:
         """Time per output token of each of `batch` sequences."""
@@ -130,19 +135,38 @@ class Timing:
         whole = self.first(cut, limits, prompt).total
         cached = self.first(cut, limits, prompt, self._cached(prompt, setting)).total
         alone = self.token(cut, limits, 1, context).total
-        told = []
+        notes: list[str] = []
         if slo.ttft_ms:
-            self._possible("ttft_ms", slo.ttft_ms, cached, whole)
+            told = f"{math.ceil(whole.high)}, the upper end of what is expected"
+            self._possible("ttft_ms", slo.ttft_ms, cached, told)
             what = f"slo.ttft_ms ({slo.ttft_ms:g}) for {prompt:,} tokens, none of them cached,"
             judged = _judged(what, slo.ttft_ms, whole)
             if slo.ttft_ms < whole.bound and cached.bound < whole.bound:
                 judged = [f"{note} {ONLY_CACHED}" for note in judged]
-            told += judged
+            notes += judged
         if slo.tpot_ms:
-            self._possible("tpot_ms", slo.tpot_ms, alone * (1 / self._guesses()), alone)
+            told = self._attainable(cut, limits, context)
+            self._possible("tpot_ms", slo.tpot_ms, alone * (1 / self._guesses()), told)
             what = f"slo.tpot_ms ({slo.tpot_ms:g}) for one sequence alone"
-            told += _judged(what, slo.tpot_ms, alone) or self._crowded(cut, limits, context)
-        return told
+            notes += _judged(what, slo.tpot_ms, alone) or self._crowded(cut, limits, context)
+        return notes
+
+    def _attainable(self, cut: Cut, limits: EngineLimits, context: int) -> str:
+        """The tpot_ms to write for one sequence alone, and for as many as a table shows at most.
+
+        max_num_seqs follows the promise, so the least that can be kept leaves room for few.
+        """
+        alone = math.ceil(self.token(cut, limits, 1, context).total.high)
+        told = f"{alone}, the upper end of what is expected of one sequence alone"
+        written = self.spec.limits.max_num_seqs
+        most = written if written != "auto" else max(BATCHES)
+        step = max(most, limits.step_tokens)
+        wide = EngineLimits(step, most, limits.length)
+        many = self._batches(cut, wide, context)[-1]
+        if many == 1:
+            return told
+        together = math.ceil(self.token(cut, wide, many, context).total.high)
+        return f"{told}, or {together}, that of {many} at once"
 
     def _crowded(self, cut: Cut, limits: EngineLimits, context: int) -> list[str]:
         """Whether all of max_num_seqs at once keep the promise that one alone keeps."""
@@ -150,16 +174,22 @@ class Timing:
         what = f"slo.tpot_ms ({slo:g}) with all {seqs} of max_num_seqs running"
         return _judged(what, slo, self.token(cut, limits, seqs, context).total)
 
-    def _possible(self, key: str, promised: float, least: Span, usual: Span) -> None:
-        """Refuse a promise that physics breaks. `least`: with all that may shorten it."""
+    def _possible(self, key: str, promised: float, least: Span, told: str) -> None:
+        """Refuse a promise that physics breaks.
+
+        Args:
+            key: of `slo`.
+            promised: in ms.
+            least: with all that may shorten it.
+            told: what to write instead.
+        """
         if promised >= least.bound or fp4_compute(self._architecture, self.gpu):
             return
         raise SpecError(
             f"slo.{key} of at least {least.bound:.3g}, which is what {self.gpu.name} needs at its peak "
             "rates for the expected workload",
             found=f"{promised:g}",
-            do=f"write {key}: {math.ceil(usual.high)}, the upper end of what is expected, or take a "
-            "smaller model or more GPUs",
+            do=f"write {key}: {told}, or take a smaller model or more GPUs",
             where=self.spec.where("slo", key),
         )
 
@@ -246,6 +276,24 @@ class Timing:
             attention_in_graphs=mode != "PIECEWISE",
             graph_tokens=self._graph_tokens(limits),
             block_tokens=self._fit.block_tokens(cut, limits),
+            offload=self._offload(cut),
+        )
+
+    def _host_weights(self, cut: Cut) -> Span:
+        """What a pass takes to read weights that stay in host memory, beyond what the GPU's own took.
+
+        Each rank has its own link. Of a mixture's weights a token needs at least its experts' share.
+        """
+        if not read_offload(self.spec.engine_args).most_bytes:
+            return Span()
+        left, gpu, profile = self._fit.left_range(cut), self.gpu, self._fit.profile
+        least = left.low * (profile.experts_per_token / profile.experts if profile.experts else 1)
+        low, high = PCIE_SHARES
+        peak = gpu.pcie_gb_s * 1e6
+        # The term of the weights has counted these bytes at the rate of the GPU's memory.
+        counted = least / (gpu.memory_gb_s * 1e6)
+        return Span(
+            least / peak - counted, least / (peak * high) - counted, left.high / (peak * low)
         )
 
     def _graph_tokens(self, limits: EngineLimits) -> int:

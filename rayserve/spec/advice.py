@@ -169,9 +169,10 @@ def _matching(takes: Takes, text: str) -> str:
     pattern = next((p for i in takes.metadata if (p := getattr(i, "pattern", None))), None)
     if pattern not in PATTERNS:
         return ""
-    for candidate in (text, text.lower()):
-        near = re.sub(r"[^A-Za-z0-9._/-]+", "-", candidate).strip("-._/")
-        for fitting in (near, re.sub(r"[^a-z0-9]+", "-", near).strip("-")):
+    near = re.sub(r"[^A-Za-z0-9._/-]+", "-", text).strip("-._/")
+    for kept in (near, near.lower()):
+        # Letters are lowered before others than them are taken out, so that none is lost.
+        for fitting in (kept, re.sub(r"[^a-z0-9]+", "-", kept.lower()).strip("-")):
             if re.fullmatch(pattern, fitting) and fitting:
                 return fitting
     return ""

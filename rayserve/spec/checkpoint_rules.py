@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rayserve.documents import Loc, dotted
+from rayserve.spec.base import COMMIT
 from rayserve.spec.checkpoint import Checkpoint
 from rayserve.spec.model import ClusterSpec
+from rayserve.spec.placeholders import unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
 MOST_CANDIDATES = 16
@@ -110,3 +112,17 @@ def _weights(spec: ClusterSpec, checkpoint: Checkpoint, at: Loc) -> Iterator[Pro
             "nothing",
             "add the commit hash, so that every host loads the same weights",
         )
+    if checkpoint.hf_id and checkpoint.config and moving(spec, checkpoint.revision):
+        yield Problem(
+            (*at, "revision"),
+            f"a commit of 40 hexadecimal digits beside `{name}.config` in production: only a plan that "
+            "fetches config.json itself pins a branch",
+            checkpoint.revision,
+            f"write the commit that {checkpoint.config} is of, or remove `config`",
+        )
+
+
+def moving(spec: ClusterSpec, revision: str) -> bool:
+    """Whether a revision of production may come to name other weights: a branch, tag or short hash."""
+    told = bool(revision) and not unfilled(revision)
+    return spec.profile == "production" and told and not COMMIT.fullmatch(revision)

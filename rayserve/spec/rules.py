@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from rayserve.documents import Loc
 from rayserve.ports import taken_by
 from rayserve.spec.base import HF_ID
-from rayserve.spec.checkpoint_rules import candidates_rule, model_rule
+from rayserve.spec.checkpoint_rules import candidates_rule, model_rule, moving
 from rayserve.spec.model import ClusterSpec, NodePool
 from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+UNDESCRIBED = "medusa"
+"""The method whose draft model has heads alone: its config.json describes no layers."""
 DRAFT_METHODS = {"draft_model", "eagle", "eagle3", "medusa"}
 
 
@@ -294,6 +296,15 @@ def _speculative(spec: ClusterSpec) -> Iterator[Problem]:
             "`speculative.revision` beside an id in production",
             "nothing",
             "add the commit hash, so that every host loads the same weights",
+        )
+    unfetched = guess.from_hub and (guess.config or guess.method == UNDESCRIBED)
+    if unfetched and moving(spec, guess.revision):
+        yield Problem(
+            ("speculative", "revision"),
+            "a commit of 40 hexadecimal digits where the plan does not fetch the draft model's "
+            "config.json: only then it pins a branch",
+            guess.revision,
+            "write the commit hash, so that every host loads the same weights",
         )
 
 

@@ -53,4 +53,5 @@ def pasted(**options):
 
 def filled(text: str) -> str:
     """The file with something in place of each placeholder, and of the folders of examples."""
+    text = text.replace(f"revision: {PLACEHOLDER}", f"revision: {'a' * 40}")
     return text.replace(PLACEHOLDER, "filled-in").replace("/path/to/", "/srv/")

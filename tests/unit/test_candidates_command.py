@@ -94,7 +94,7 @@ def test_two_revisions_of_one_model_keep_their_own_digests(folder):
         line for line in spec.read_text().splitlines() if "- {name: " not in line or "gpu" in line
     ]
     at = next(index for index, line in enumerate(lines) if "candidates:" in line) + 1
-    for name, revision in (("w4a16", "aaa"), ("fp8", "bbb")):
+    for name, revision in (("w4a16", "a" * 40), ("fp8", "b" * 40)):
         lines.insert(
             at,
             f"      - {{name: {name}, hf_id: some/model, revision: {revision}, "
@@ -106,7 +106,7 @@ def test_two_revisions_of_one_model_keep_their_own_digests(folder):
     assert plan.choices[0].value == "w4a16"
     picked = (folder / "configs" / "w4a16.json").read_bytes()
     assert [item.value for item in plan.replica.content] == [hashlib.sha256(picked).hexdigest()]
-    assert plan.replica.engine_arguments()["revision"] == "aaa"
+    assert plan.replica.engine_arguments()["revision"] == "a" * 40
 
 
 def test_where_nothing_fits_the_table_stands_and_the_exit_code_is_3(folder):

@@ -155,7 +155,7 @@ def test_stretching_beyond_the_claimed_positions_ranks_behind():
     found = compared(
         ("max_model_len: 16384", "max_model_len: 200000"),
         ("  endpoint:", f"  {STRETCH}\n  endpoint:"),
-        w4a16={**CONFIGS["w4a16"], "max_position_embeddings": 262144},
+        w4a16={**CONFIGS["w4a16"], "max_position_embeddings": 262144, "rope_scaling": None},
     )
     assert found.comparison.rows[0].name == "w4a16"
     assert found.comparison.rows[0].max_model_len == 200000

@@ -114,6 +114,16 @@ def test_a_draft_model_of_an_id_keeps_its_commit_or_asks_for_it(extra, written):
     assert ("speculative.revision" in [one.key for one in found.placeholders]) is not bool(extra)
 
 
+@pytest.mark.parametrize("revision", ["main", "349b2dd"])
+def test_what_may_move_is_asked_for_as_a_commit(revision):
+    """The plan would refuse a branch, tag or short hash beside a copy of config.json."""
+    found = convert(f"vllm serve org/model --revision {revision}")
+    assert at(spec_of(found.cluster_yml), "model.revision") == PLACEHOLDER
+    why = next(one.why for one in found.placeholders if one.key == "model.revision")
+    assert revision in why
+    assert [one.key for one in found.flags if one.name == "revision"] == [""]
+
+
 def test_a_folder_of_an_example_is_a_placeholder():
     """The plan would refuse it: convert names it among what is to be filled in, as it was written."""
     found = convert("vllm serve /path/to/model -tp 8")

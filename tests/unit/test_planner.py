@@ -162,7 +162,7 @@ def test_the_content_of_small_files_is_in_the_revision():
 @pytest.mark.parametrize("swap, source", [("path: /srv/models/m", "path"), ("hf_id: a/b", "hub")])
 def test_a_plan_says_where_the_model_is(swap, source):
     """A folder and an id are told apart by the spec's key, not by their looks."""
-    add = "" if source == "path" else "    revision: abc\n"
+    add = "" if source == "path" else f"    revision: {'a' * 40}\n"
     made = plan(**{"path: /srv/models/m": swap + "\n" + add if add else swap})
     assert made.replica.model_source == source
 

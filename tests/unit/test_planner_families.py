@@ -101,6 +101,30 @@ def test_a_language_model_that_is_not_known_makes_the_whole_unknown():
         read_architecture(content, FILE)
 
 
+@pytest.mark.parametrize(
+    "kind, kv_heads, head_dim",
+    [("qwen3_moe", 4, 128), ("mixtral", 8, 128), ("gemma2", 4, 256), ("llama", 64, 128)],
+)
+def test_heads_that_a_whole_config_leaves_out_are_those_of_its_class(kind, kv_heads, head_dim):
+    """Transformers reads them so; Llama's class takes as many KV heads as heads, whatever its default."""
+    silent = {
+        "model_type": kind,
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 1024,
+        "vocab_size": 1024,
+        "max_position_embeddings": 4096,
+    }
+    profile = read_profile(silent, FILE)
+    assert (profile.kv_heads, profile.head_dim) == (kv_heads, head_dim)
+    attention = read_architecture(silent, FILE).layers[0].attention
+    assert attention.kv_heads == kv_heads
+    stated = read_profile({**silent, "num_key_value_heads": 2, "head_dim": 64}, FILE)
+    assert (stated.kv_heads, stated.head_dim) == (2, 64)
+
+
 def test_the_table_of_defaults_names_its_types():
     """Every part that a composite config may leave silent has an entry."""
     data = Path(__file__).parents[2] / "rayserve" / "data" / "config-defaults.json"

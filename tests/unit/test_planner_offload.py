@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from rayserve.errors import DoesNotFitError, EngineArgumentError, Where
+from rayserve.errors import DoesNotFitError, EngineArgumentError, SpecError, Where
 from rayserve.planner.memory.offload import NO_OFFLOAD, Offload, offloaded, read_offload, without
 from rayserve.planner.memory.ranges import Range
 from rayserve.planner.weights.architecture import read_architecture
@@ -96,9 +97,48 @@ def test_a_plan_takes_it_off_the_weights_and_tells_its_price():
     made = plan(LARGE, "A100-80GB-SXM", 8, add=arguments(cpu_offload_gb=40))
     assert made.memory.verdict == "fits"
     assert made.memory.weights_bytes / GIB == pytest.approx(94.5 - 40, abs=0.1)
-    assert any("stands in no latency" in note and "1,342 ms" in note for note in made.notes)
+    assert any("peak rate" in note and "1,342 ms" in note for note in made.notes)
     with pytest.raises(DoesNotFitError):
         plan(LARGE, "A100-80GB-SXM", 8, add=arguments(cpu_offload_gb=10))
+
+
+def terms(rows) -> list[dict]:
+    """The terms of each row of a plan's latencies by name."""
+    return [{term.name: term for term in row.terms} for row in rows]
+
+
+def test_weights_in_host_memory_stand_in_every_latency():
+    """Each pass reads them over PCIe (32 GB/s at most): a token once, a prompt once for each step."""
+    made = plan(LARGE, "A100-80GB-SXM", 8, add=arguments(cpu_offload_gb=40))
+    least_ms = 40 * GIB / 32e6
+    for row, found in zip(made.latency.tpot, terms(made.latency.tpot), strict=True):
+        one = found["offload"]
+        assert 0.9 * least_ms < one.bound_ms < least_ms < one.low_ms < one.high_ms < 3 * least_ms
+        assert row.low_ms > least_ms
+        assert row.limited_by == "offload"
+    whole, *_, longest = terms(row for row in made.latency.ttft if not row.cached_tokens)
+    assert longest["offload"].low_ms >= whole["offload"].low_ms >= least_ms
+    assert not any("cpu_offload_gb" in note for note in made.latency.notes)
+
+
+def test_promises_and_choices_follow_what_weights_in_host_memory_cost():
+    """A promised token of 50 ms is refused, and the number of sequences is chosen by the true time."""
+    add = arguments(cpu_offload_gb=10)
+    made = plan(SMALL, "A100-80GB-SXM", 1, add=add)
+    seqs = next(arg for arg in made.replica.engine_args if arg.name == "max_num_seqs")
+    told = re.search(r"a token takes about (\d+) ms", seqs.reason)
+    assert told is not None
+    assert int(told[1]) > 10 * GIB / 32e6
+    with pytest.raises(SpecError, match="needs at its peak"):
+        plan(SMALL, "A100-80GB-SXM", 1, add=add + "  slo: {tpot_ms: 50}\n")
+
+
+def test_weights_that_loading_may_bring_back_bound_no_latency():
+    """Of a quantized checkpoint it is not known how much stays: the range begins at nothing."""
+    made = plan(PACKED, "A100-80GB-SXM", 4, add=arguments(cpu_offload_gb=10))
+    one = terms(made.latency.tpot)[0]["offload"]
+    assert (one.bound_ms, one.low_ms) == (0, 0)
+    assert one.high_ms > 10 * GIB / 32e6
 
 
 def test_offload_whose_size_is_not_known_is_no_proof_of_anything():
@@ -137,7 +177,7 @@ def test_of_an_unknown_architecture_it_makes_nothing_certain():
 def test_no_more_is_said_to_be_left_than_the_layers_have():
     """Of a size beyond the weights the note tells what the decoder layers come to."""
     made = plan(SMALL, "A100-80GB-SXM", 1, add=arguments(cpu_offload_gb=10000))
-    note = next(note for note in made.notes if "stands in no latency" in note)
+    note = next(note for note in made.notes if "peak rate" in note)
     assert f"about {32 * LAYER / GIB:.3g} GiB" in note
 
 

@@ -21,8 +21,9 @@ from rayserve.planner.convert.draft import (
     whole,
 )
 from rayserve.planner.convert.keys import Handler, choice, owned, unsaid
-from rayserve.spec.base import HF_ID, MODEL_NAME
+from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME
 from rayserve.spec.placeholders import PLACEHOLDER
+from rayserve.spec.rules import UNDESCRIBED
 
 METHODS = {"ngram", "draft_model", "eagle", "eagle3", "mtp", "medusa", "suffix"}
 DRAFTED = {"draft_model", "eagle", "eagle3", "medusa"}
@@ -183,7 +184,7 @@ def _guess(
             )
         )
         draft.put("speculative.model", path, draft.comments.get("speculative.model", ""))
-        if fitting and revision:
+        if fitting and (COMMIT.fullmatch(revision) or (revision and method != UNDESCRIBED)):
             draft.put("speculative.revision", revision)
         elif fitting:
             draft.hold(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rayserve.planner.convert.draft import Draft, veiled
-from rayserve.spec.base import HF_ID, MODEL_NAME
+from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME
 from rayserve.spec.placeholders import PLACEHOLDER, unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES
 
@@ -52,14 +52,14 @@ def _place_checkpoint(draft: Draft, written: str) -> None:
     revision = draft.given.get("revision")
     if written and re.fullmatch(HF_ID, written):
         draft.put("model.hf_id", written)
-        if revision is not None and revision.text:
+        if revision is not None and COMMIT.fullmatch(revision.text):
             draft.carry(revision, "model.revision", revision.text)
-        else:
-            draft.hold(
-                "model.revision",
-                PLACEHOLDER,
-                "the commit, so that every host loads the same weights",
-            )
+            return
+        why = "so that every host loads the same weights"
+        if revision is not None:  # a branch moves, and a short hash is none that a plan can check
+            draft.leave(revision)
+            why = f"in full, which {veiled(revision.text[:60])} names now, {why}"
+        draft.hold("model.revision", PLACEHOLDER, f"the commit, {why}")
         return
     if revision is not None:
         draft.leave(revision)

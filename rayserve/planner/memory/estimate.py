@@ -219,6 +219,11 @@ def left_bytes(architecture: Architecture, setup: Setup) -> int:
     return max(_left(architecture, setup, stage).expected for stage in range(setup.pipeline))
 
 
+def left_ranges(architecture: Architecture, setup: Setup) -> list[Range]:
+    """Bytes of weights that stay in host memory, of a rank of each stage."""
+    return [_left(architecture, setup, stage) for stage in range(setup.pipeline)]
+
+
 def _left(architecture: Architecture, setup: Setup, stage: int) -> Range:
     """Bytes of a stage's weights that stay in host memory."""
     return offloaded(architecture, setup.offload, replace(_place(setup), stage=stage))

@@ -161,6 +161,8 @@ class Setting:
     block_tokens: int = 16
     """The prefix cache keeps whole blocks."""
     host: Host = field(default_factory=Host)
+    offload: Span = field(default_factory=Span)
+    """What every pass waits for weights that stay in host memory."""
 
 
 @dataclass(frozen=True)
@@ -333,6 +335,8 @@ def _step(
     terms["activations"] = streaming(tokens * traffic.activation_bytes_per_token, gpu)
     reduce = all_reduce(gpu, setting.tensor, message, graphs=not calls)
     terms["allreduce"] = reduce * traffic.all_reduces
+    if setting.offload.high:
+        terms["offload"] = setting.offload
     if setting.pipeline > 1:
         terms["pipeline"] = hop(gpu, message) * (setting.pipeline - 1)
     low_us, high_us = SMALL_KERNEL_US

@@ -41,6 +41,7 @@ TERM_NAMES = {
     "activations": "activations",
     "allreduce": "all-reduces",
     "pipeline": "between stages",
+    "offload": "weights in host memory",
     "launch": "small kernels and launches",
     "host": "the host",
 }

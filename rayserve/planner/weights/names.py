@@ -44,6 +44,13 @@ def inner_types() -> Mapping[str, str]:
     return cast("Mapping[str, str]", json.loads(text)["inner"])
 
 
+@functools.cache
+def whole_defaults() -> Mapping[str, Mapping[str, Any]]:
+    """KV heads and size of a head where a config that is all of the model is silent, by `model_type`."""
+    text = importlib.resources.files("rayserve.data").joinpath("config-defaults.json").read_text()
+    return cast("Mapping[str, Mapping[str, Any]]", json.loads(text)["whole"])
+
+
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The part of a config that describes the language model; None where it is the whole."""
     parts = (config.get(name) for name in TEXT_PARTS)
@@ -51,14 +58,14 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the usual names, and its language model's part without gaps.
+    """The config with the usual names, its language model's part without gaps, and its heads.
 
     Only gaps are filled: what the file says, null included, stays as it is.
     """
     whole = _renamed(config)
     part = text_part(config)
     if part is None:
-        return whole
+        return {**whole_defaults().get(str(whole.get("model_type")), {}), **whole}
     name = next(name for name in TEXT_PARTS if isinstance(config.get(name), Mapping))
     kind = part.get("model_type") or inner_types().get(str(config.get("model_type")), "")
     # A figure of the whole that the part lacks is read from there, as before.

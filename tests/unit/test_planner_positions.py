@@ -1,0 +1,69 @@
+"""May the positions of a model be stretched, and is a context told only where it can be had?"""
+
+from __future__ import annotations
+
+import pytest
+
+from rayserve.errors import SpecError
+from tests.unit.plan_of import MODEL, plan
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+SCALED = {**MODEL, "rope_scaling": LLAMA3, "max_position_embeddings": 131072}
+PLAIN = {**MODEL, "rope_scaling": None, "max_position_embeddings": 32768}
+
+
+def stretch(factor: float, trained: int) -> str:
+    """The fragment of a spec."""
+    return (
+        f"  rope_scaling: {{rope_type: yarn, factor: {factor}, "
+        f"original_max_position_embeddings: {trained}}}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "model, factor, trained",
+    [(SCALED, 4, 8192), (SCALED, 16, 8192), (PLAIN, 2, 8192)],
+)
+def test_a_stretch_that_does_not_lengthen_the_context_is_refused(model, factor, trained):
+    """rope_scaling replaces what config.json says, so one that ends at fewer positions, or at those that
+    the model's own scaling reaches, takes something and gives nothing.
+    """
+    with pytest.raises(SpecError, match="to more than the model's own") as caught:
+        plan(stretch(factor, trained), model=model)
+    assert caught.value.where.key == "rayserve_cluster.rope_scaling"
+    assert f"{model['max_position_embeddings']:,} positions without it" in caught.value.do
+
+
+def test_a_stretch_over_a_scaling_of_the_checkpoint_is_told():
+    """Where the context does grow, a note says that the trained scaling goes; without one it is silent."""
+    made = plan(stretch(2, 131072), model=SCALED)
+    assert any("takes the place of llama3 (factor 8)" in note for note in made.notes)
+    silent = plan(stretch(4, 32768), model=PLAIN)
+    assert not any("takes the place of" in note for note in silent.notes)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"type": "mrope", "mrope_section": [16, 24, 24]},
+        {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}},
+    ],
+)
+def test_positions_that_one_scaling_cannot_replace_are_not_stretched(rope):
+    """Sections of three dimensions, and a base for each kind of layer, would be lost."""
+    with pytest.raises(SpecError, match="of one kind"):
+        plan(stretch(4, 131072), model={**SCALED, "rope_scaling": rope})
+
+
+@pytest.mark.parametrize("model, told", [(PLAIN, True), (SCALED, False)])
+def test_only_a_model_without_a_scaling_of_its_own_is_told_to_stretch(model, told):
+    """A remedy names rope_scaling where a plan of it would keep what the checkpoint was trained with."""
+    with pytest.raises(SpecError, match="own limit") as caught:
+        plan(model=model, **{"max_model_len: 16384": "max_model_len: 600000"})
+    assert ("rope_scaling" in caught.value.do) is told
