@@ -15,11 +15,16 @@ from rayserve.documents import Document, Loc, dotted, load_document
 from rayserve.errors import SpecError, Where
 from rayserve.spec.advice import advice
 from rayserve.spec.base import Section
-from rayserve.spec.model import SPEC_KEY, ClusterSpec
+from rayserve.spec.model import SPEC_KEY, ClusterSpec, Endpoint
 from rayserve.spec.placeholders import find_placeholder, texts
-from rayserve.spec.rules import first_problem
+from rayserve.spec.rules import KEY_FILE, first_problem
 from rayserve.spec.words import describe, meaning, meant_key, section_of
 from rayserve.veil import holds_secret, may_be_key
+
+KEYS_IN_FILE = (
+    "put API keys in a file on every host, one a line, and its path in endpoint.api_key_file: "
+    f"`api_key_file: {KEY_FILE}`"
+)
 
 
 def parse_spec(text: str, path: str, *, draft: bool = False) -> ClusterSpec:
@@ -76,13 +81,11 @@ def _check_secrets(document: Document) -> None:
         is_file = loc[-2:] == ("endpoint", "api_key_file")
         if may_be_key(text) if is_file else holds_secret(text):
             raise SpecError(
-                "the path of a file with keys, such as /etc/rayserve/api_keys"
+                f"the path of a file with keys, such as {KEY_FILE}"
                 if is_file
                 else "no key or password: cluster.yml and plan.yml are read by many",
                 found="what has the form of a key, and is not repeated here",
-                do="put API keys in a file on every host, one a line, and its path in "
-                "endpoint.api_key_file (./name for one beside cluster.yml); a token of a hub goes in "
-                "HF_TOKEN of the shell that plans"
+                do=f"{KEYS_IN_FILE}; a token of a hub goes in HF_TOKEN of the shell that plans"
                 if is_file or loc[:2] == (SPEC_KEY, "endpoint")
                 else "remove it: API keys go in the file that endpoint.api_key_file names, a hub's "
                 "token in HF_TOKEN of the shell that plans; weights are staged on the hosts",
@@ -141,7 +144,10 @@ def _unknown_key(loc: Loc, value: object, section: type[Section], where: Where) 
     parent = dotted(loc[:-1]) or SPEC_KEY
     close = meant_key(name, value, section)
     elsewhere = _sections_with(name)
-    if close:
+    if section is Endpoint and "key" in name.lower() and close in ("", "api_key_file"):
+        # Renamed alone, the key itself would stand where its file should.
+        do = KEYS_IN_FILE
+    elif close:
         do = f"write `{close}`"
     elif elsewhere:
         do = f"write it under `{elsewhere}`"
