@@ -13,11 +13,13 @@ from pydantic.fields import FieldInfo
 
 from rayserve.documents import Document, Loc, dotted, load_document
 from rayserve.errors import SpecError, Where
+from rayserve.owned import argument_owner
 from rayserve.spec.advice import advice
 from rayserve.spec.base import Section
 from rayserve.spec.model import SPEC_KEY, ClusterSpec, Endpoint
 from rayserve.spec.placeholders import find_placeholder, texts
 from rayserve.spec.rules import KEY_FILE, first_problem
+from rayserve.spec.sections import example, section_advice
 from rayserve.spec.words import describe, meaning, meant_key, section_of
 from rayserve.veil import holds_secret, may_be_key
 
@@ -66,11 +68,14 @@ def _check_top_level(document: Document) -> None:
     if keys == [SPEC_KEY] and isinstance(document.data[SPEC_KEY], dict):
         return
     wrong = next((key for key in keys if key != SPEC_KEY), SPEC_KEY)
+    owner = argument_owner(wrong)
     found = f"`{wrong}`" if wrong != SPEC_KEY else f"{_show(document.data.get(SPEC_KEY))} under it"
     raise SpecError(
         f"one top-level key, `{SPEC_KEY}`, with the whole spec under it",
         found=found,
-        do=f"write everything under `{SPEC_KEY}:`; Ansible's other variables go in other files",
+        do=f"{owner}, under `{SPEC_KEY}:`"
+        if owner
+        else f"write everything under `{SPEC_KEY}:`; Ansible's other variables go in other files",
         where=document.where((wrong,)),
     )
 
@@ -107,13 +112,14 @@ def _first_error(error: ValidationError, document: Document) -> SpecError:
         return _unknown_key(loc, item["input"], section, where)
     if kind == "missing":
         needed = f"`{dotted(loc)}`, {_phrase(field, loc)}"
-        return SpecError(
-            needed, found="nothing", do=f"add it: {meaning(ClusterSpec, loc)}", where=where
-        )
+        do = f"add {example(dotted(loc)) or f'it: {meaning(ClusterSpec, loc)}'}"
+        return SpecError(needed, found="nothing", do=do, where=where)
     value = item["input"]
     needed = f"`{dotted(loc)}` to be {_phrase(field, loc)}"
     told = meaning(ClusterSpec, loc)
-    do = advice(field, str(loc[-1]), value, item=_is_item(field, loc), told=told)
+    do = section_advice(field, dotted(loc), value) or advice(
+        field, str(loc[-1]), value, item=_is_item(field, loc), told=told
+    )
     return SpecError(needed, found=_show(value), do=do, where=where)
 
 
@@ -144,9 +150,13 @@ def _unknown_key(loc: Loc, value: object, section: type[Section], where: Where) 
     parent = dotted(loc[:-1]) or SPEC_KEY
     close = meant_key(name, value, section)
     elsewhere = _sections_with(name)
-    if section is Endpoint and "key" in name.lower() and close in ("", "api_key_file"):
+    owner = argument_owner(name)
+    held = "key" if section is Endpoint else "api_key"
+    if held in name.lower() and close in ("", "api_key_file") and not elsewhere:
         # Renamed alone, the key itself would stand where its file should.
         do = KEYS_IN_FILE
+    elif owner and (section is ClusterSpec or not close):
+        do = owner
     elif close:
         do = f"write `{close}`"
     elif elsewhere:
