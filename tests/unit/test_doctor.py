@@ -23,6 +23,7 @@ from rayserve.cli import main
 from rayserve.doctor import collect, diagnosis
 from rayserve.doctor.diagnosis import Diagnosis
 from rayserve.doctor.lines import read_line, shown
+from rayserve.doctor.report import render
 from tests.bad_specs import ROOT
 from tests.unit.diagnosed import diagnose, tags
 
@@ -375,3 +376,10 @@ def test_nothing_to_read_is_wrong_input(tmp_path, name):
     """A path that is not there, or a folder without logs, ends with exit code 2."""
     (tmp_path / "empty").mkdir()
     assert CliRunner().invoke(main, ["doctor", str(tmp_path / name)]).exit_code == 2
+
+
+def test_one_log_tells_and_two_tell():
+    """The answer without a cause is a sentence for one log as for several."""
+    verdict = diagnose("Traceback (most recent call last):\nodd.OddError: it broke")
+    assert "1 log tells that" in render(verdict, 1)
+    assert "2 logs tell that" in render(verdict, 2)
