@@ -104,7 +104,7 @@ def plan(
     if only_check and stale:
         raise PlanError(
             "plan and Serve config as the spec gives them",
-            found=f"{', '.join(stale)} differs",
+            found=f"{', '.join(stale)} {'differ' if len(stale) > 1 else 'differs'}",
             do=f"run `rayserve plan {spec}`, look at the diff and commit it",
         )
     changed = [*stale, *map(str, page)]

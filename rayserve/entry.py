@@ -66,7 +66,7 @@ class Commands(click.Group):
         except RayserveError as error:
             _fail(error, as_json=_wants_json())
         except click.ClickException as error:
-            _fail_usage(error)
+            _fail_usage(error, " ".join(filter(None, ("rayserve", ctx.invoked_subcommand))))
         except Exception as error:  # noqa: BLE001 - entry of a process: no traceback for a person
             _fail(_unexpected(error), as_json=_wants_json())
         finally:
@@ -77,10 +77,10 @@ def _wants_json() -> bool:
     return "--json" in sys.argv
 
 
-def _fail_usage(error: click.ClickException) -> NoReturn:
+def _fail_usage(error: click.ClickException, command: str = "rayserve") -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not _wants_json():
         raise error  # no mistake: a group without a command shows its help
-    _fail(told(error), as_json=_wants_json())
+    _fail(told(error, command), as_json=_wants_json())
 
 
 def _unexpected(error: Exception) -> RayserveError:

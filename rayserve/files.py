@@ -208,7 +208,15 @@ def read_header(path: Path) -> tuple[Tensor, ...]:
 
 
 def _where(path: Path) -> Where:
-    return Where(str(path)[:200])
+    return Where(_short(path))
+
+
+def _short(path: Path) -> str:
+    """As people would name it: without `..`, and from the working folder where it lies below that."""
+    plain = os.path.normpath(path)
+    with contextlib.suppress(OSError):
+        plain = plain.removeprefix(f"{os.getcwd()}{os.sep}")  # noqa: PTH109 - as text
+    return plain[:200]
 
 
 @contextlib.contextmanager

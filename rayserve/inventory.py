@@ -93,6 +93,10 @@ def _in_folder(folder: Path) -> Path:
     return inside if inside.is_file() else folder / "cluster.yml"
 
 
+MOST_NAMED = 5
+"""Inventories that an error names."""
+
+
 def _meant(path: Path) -> str:
     """What to write instead of a name under which there is no spec."""
 
@@ -101,7 +105,10 @@ def _meant(path: Path) -> str:
         return name if ours else None
 
     if inside := _inventories(path) or _inventories(path / "inventories"):
-        return f"name one of its inventories: rayserve plan {' or '.join(map(str, inside[:5]))}"
+        more = len(inside) - MOST_NAMED
+        rest = f", or one of {more} more" if more > 0 else ""
+        named = " or ".join(map(str, inside[:MOST_NAMED]))
+        return f"name one of its inventories: rayserve plan {named}{rest}"
     close = nearby(path, takes) or nearby(Path("inventories", path), takes)
     if close is not None:
         return f"write it so: rayserve plan {close}"

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from rayserve.described import descriptions
 from rayserve.engine import VLLM_VERSION
-from rayserve.engine.owned import OWNED_ARGS, OWNED_ENV
+from rayserve.owned import OWNED_ARGS, OWNED_ENV
 from rayserve.plan import PLAN_KEY, Plan
 from rayserve.spec import SPEC_KEY, ClusterSpec
 from rayserve.spec.words import describe, members, section_of

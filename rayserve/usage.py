@@ -25,10 +25,14 @@ MOST_COMMAND_CHARACTERS: Final = 2**20
 STDIN: Final = "-"
 
 
-def told(error: click.ClickException) -> UsageError:
-    """What click refuses: what the command takes, what it got, and what to write."""
+def told(error: click.ClickException, command: str = "rayserve") -> UsageError:
+    """What click refuses: what the command takes, what it got, and what to write.
+
+    `command`: the one that was called, where the error does not say so, as that of an option without
+    its value.
+    """
     context = error.ctx if isinstance(error, click.UsageError) else None
-    command = context.command_path if context is not None else "rayserve"
+    command = context.command_path if context is not None else command
     found = shown(error.format_message()).rstrip(".")
     needed, do = f"a command line that `{command}` takes", f"see `{command} --help`"
     match error:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rayserve.doctor.lines import YEAR_S, Line, alarm_of, read_line, shown, time_of
+from rayserve.doctor.lines import YEAR_S, Line, alarm_of, is_quiet, read_line, shown, time_of
 from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
 from rayserve.doctor.verdicts import Cause, Evidence, Verdict
 
@@ -62,14 +62,19 @@ _WORKS = re.compile(
 _ALARMS = (b"error", b"exception", b"fatal", b"critical", b"panic", b"interrupt")
 _ECHO = re.compile(
     r"received request \S+.{0,40}prompt|\bmessages=\[|engine \(v[\w.+-]+\) with config|non-default args|"
-    r"\bnamespace\(|importing application .{1,80} with arguments"
+    r"\bnamespace\(|importing application .{1,80} with arguments|"
+    r"[\"']role[\"']: ?[\"']user[\"']|[\"'](?:prompt|messages)[\"']: ?[\"'\[]"
 )
 """Lines that repeat what users and operators wrote: requests and settings."""
 _CONTINUES = re.compile(r"[a-z0-9('\"`]")
 """How the second line of a message begins that was wrapped."""
+_SAID = re.compile(r"(?:user|prompt|question|input|content|human)\s?[:=]", re.IGNORECASE)
+"""How a message begins that repeats what somebody asked."""
 _GUESSES = re.compile(
     r"(?:some )?(?:possible|potential|common|likely) (?:reasons?|(?:root )?causes?)\b|"
-    r"this (?:can|could|may|might|typically) (?:be (?:due to|caused by|because)|happens? (?:when|if))"
+    r"this (?:can|could|may|might|typically) (?:be (?:due to|caused by|because)|happens? (?:when|if))|"
+    r"\b(?:avoid|prevent)(?:s|ing)? .{0,30}(?:out of memory|oom\b|error|fail|crash|hang|time-?out|deadlock)|"
+    r"\b(?:in case of|if you (?:see|get|hit|run into|encounter)) "
 )
 """What follows in a line are guesses of the program, and names failures that were not seen."""
 
@@ -186,7 +191,7 @@ class Diagnosis:
         """Look at one line closely."""
         line = read_line(raw)
         lowered = _ends(line.text.lower())
-        if _ECHO.search(lowered):
+        if _ECHO.search(lowered) or _SAID.match(line.message):
             return
         if guesses := _GUESSES.search(lowered):
             lowered = lowered[: guesses.start()]
@@ -220,6 +225,8 @@ class Diagnosis:
         if near and not found:
             wrapped = _wrapped(line, *around)
             found = {number for number, pattern in near if any(map(pattern.matches, wrapped))}
+        if found and is_quiet(line):
+            found = {number for number in found if _may_be_said_calmly(self._known[number])}
         return sorted(found)
 
     def _add(self, number: int, source: _Source, at: int, time_s: float | None, line: Line) -> None:
@@ -297,6 +304,11 @@ class Diagnosis:
             for order, (line, time_s) in found.first.items()
         )
         return group, signature.sure == CONFIDENCES[-1], first
+
+
+def _may_be_said_calmly(signature: Signature) -> bool:
+    """Whether a line at level INFO may tell of it: a wait may, what names a failure is no failure there."""
+    return signature.kind is not Kind.CAUSE or signature.stalled
 
 
 def _with_next(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:

@@ -65,6 +65,9 @@ _LOUD = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"
 )
 _QUIET = re.compile(r"\b(?:INFO|WARNING|WARN|DEBUG)\b")
+_CALM = re.compile(r"(?<!NCCL )\b(?:INFO|DEBUG)\b")
+"""NCCL writes its failures at this level too."""
+_QUOTED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b|Traceback")
 _SHOWN: Final = 400
 
 
@@ -122,6 +125,17 @@ def alarm_of(line: Line) -> str:
         return "" if _QUIET.search(line.text, 0, _LEVEL_WITHIN) else "exception"
     loud = _LOUD.search(line.text, 0, _LEVEL_WITHIN)
     return "loud" if loud and not _QUIET.search(line.text, 0, loud.start()) else ""
+
+
+def is_quiet(line: Line) -> bool:
+    """Does a line's own level say that nothing failed, and quotes it no exception?"""
+    text = line.text[:_LEVEL_WITHIN]
+    quiet = _CALM.search(text)
+    return (
+        quiet is not None
+        and _LOUD.search(text, 0, quiet.start()) is None
+        and _QUOTED.search(line.text) is None
+    )
 
 
 def shown(text: str) -> str:

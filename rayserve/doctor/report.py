@@ -46,7 +46,9 @@ def _rendered(verdict: Verdict, logs: int) -> str:
     if verdict.word == "nothing":
         lines = [f"nothing found: no failure that is known, and no exception, in {read}"]
     elif verdict.word == "unknown":
-        lines = [f"cause unknown: {read} tell that something failed, and not why"]
+        lines = [
+            f"cause unknown: {read} {'tells' if logs == 1 else 'tell'} that something failed, and not why"
+        ]
     else:
         best = verdict.causes[0]
         lines = [f"{best.title} ({best.tag}, {best.confidence} confidence)", *_details(best)]

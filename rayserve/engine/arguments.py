@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayserve.engine.owned import OWNED_ARGS, REMOVED_ARGS, env_owner, key_owner
 from rayserve.errors import EngineArgumentError, Where
+from rayserve.owned import OWNED_ARGS, REMOVED_ARGS, env_owner, key_owner
 from rayserve.spec import nearest
 
 VLLM_VERSION = "0.32.0"

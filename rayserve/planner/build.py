@@ -21,6 +21,7 @@ from rayserve.plan import (
 )
 from rayserve.planner.arguments import engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, find_gpu
+from rayserve.planner.cautions import cautions
 from rayserve.planner.checkpoint import differences
 from rayserve.planner.choices import choices
 from rayserve.planner.content import content, unread
@@ -146,6 +147,7 @@ def build_plan(
             *found.notes,
             *budget_notes(start, spec.timeouts.start_s),
             *_notes(spec, gpu, sizing),
+            *cautions(spec, made.placement, sizing.max_model_len.value),
             *unread(spec, digests),
         ],
     )

@@ -110,6 +110,8 @@ def meant(name: str) -> str:
     known = {one.lower(): one for one in gpus()}
     words = set(_words(name)) - {"NVIDIA"}
     alike = [one for one in gpus() if words and words <= set(_words(one))]
+    squeezed = "".join(_words(name))
+    alike = alike or [one for one in gpus() if "".join(_words(one)).startswith(squeezed)]
     driven = [one for one, gpu in gpus().items() if same_gpu(name, gpu)]
     sized = [one for one in driven if any(word in one for word in words if word.endswith("GB"))]
     close = nearest(name.lower(), known)

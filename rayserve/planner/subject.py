@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from typing import Any
 
 from rayserve.engine import check_served
-from rayserve.errors import SpecError
+from rayserve.errors import SpecError, Where
 from rayserve.planner.profile import TYPE_BITS, ModelProfile, read_profile, scaled_bits
 from rayserve.planner.support.schemes import contradicted
 from rayserve.planner.weights.architecture import Architecture, read_architecture
@@ -37,7 +38,7 @@ def read_model_profile(
     if model_config is None:
         raise SpecError(
             "the model's config.json",
-            found=f"no file at {spec.model.config}",
+            found=f"no file at {_located(spec.model.config, where)}",
             do="copy it from the checkpoint; the path is relative to cluster.yml",
             where=where,
         )
@@ -153,13 +154,21 @@ def served_notes(spec: ClusterSpec, model_config: Mapping[str, Any] | None) -> l
     return [note] if note else []
 
 
+def _located(written: str, where: Where) -> str:
+    """A path beside cluster.yml as it is written, and where that is."""
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(where.path), written))
+    return written if found == posixpath.normpath(written) else f"{written}, which is {found}"
+
+
 def _draft(spec: ClusterSpec, draft_config: Mapping[str, Any] | None) -> ModelProfile:
     written = spec.speculative is not None and bool(spec.speculative.config)
     where = spec.where("speculative", "config" if written else "model")
     if draft_config is None:
         raise SpecError(
             "the draft model's config.json",
-            found="no such file",
+            found=f"no file at {_located(spec.speculative.config, where)}"
+            if spec.speculative is not None and written
+            else "no such file",
             do="copy it from the draft model; the path is relative to cluster.yml",
             where=where,
         )

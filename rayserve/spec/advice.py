@@ -13,7 +13,7 @@ from typing import Any
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rayserve.spec.base import PATTERNS
+from rayserve.spec.base import HF_ID, PATTERNS
 from rayserve.spec.words import convert, describe, leaves, nearest
 
 SYNONYMS = {
@@ -30,6 +30,10 @@ NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 GROUPED = re.compile(r"\d{1,3}([,' ]\d{3})+")
 MOST = 2.0**63
 """Beyond it no number is taken."""
+PAGE = re.compile(
+    r"(?:https?://)?(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+)
+"""The page of a model on a hub, and the id in its address."""
 PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
@@ -169,6 +173,8 @@ def _matching(takes: Takes, text: str) -> str:
     pattern = next((p for i in takes.metadata if (p := getattr(i, "pattern", None))), None)
     if pattern not in PATTERNS:
         return ""
+    if pattern == HF_ID and (page := PAGE.match(text)):
+        return page[1]
     near = re.sub(r"[^A-Za-z0-9._/-]+", "-", text).strip("-._/")
     for kept in (near, near.lower()):
         # Letters are lowered before others than them are taken out, so that none is lost.

@@ -12,6 +12,12 @@ from rayserve.spec.placeholders import unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
 MOST_CANDIDATES = 16
+WEIGHTS = (
+    "path (a folder on every host)",
+    "hf_id (organisation/name)",
+    "candidates (the plan picks)",
+)
+"""What a model may be named by."""
 SERVED = "model"
 """Name in the table of the checkpoint that `model` itself names."""
 
@@ -82,7 +88,9 @@ def _weights(spec: ClusterSpec, checkpoint: Checkpoint, at: Loc) -> Iterator[Pro
             at,
             f"either `{name}.path` or `{name}.hf_id`",
             "both" if checkpoint.path else "neither",
-            "keep one; a folder on every host (`path`) loads fastest",
+            "keep one; a folder on every host (`path`) loads fastest"
+            if checkpoint.path
+            else f"write one of: {', '.join(WEIGHTS if at == ('model',) else WEIGHTS[:2])}",
         )
     if checkpoint.path.startswith(CLOUD_SCHEMES):
         yield Problem(

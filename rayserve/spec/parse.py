@@ -13,13 +13,20 @@ from pydantic.fields import FieldInfo
 
 from rayserve.documents import Document, Loc, dotted, load_document
 from rayserve.errors import SpecError, Where
+from rayserve.owned import argument_owner
 from rayserve.spec.advice import advice
 from rayserve.spec.base import Section
-from rayserve.spec.model import SPEC_KEY, ClusterSpec
+from rayserve.spec.model import SPEC_KEY, ClusterSpec, Endpoint
 from rayserve.spec.placeholders import find_placeholder, texts
-from rayserve.spec.rules import first_problem
+from rayserve.spec.rules import KEY_FILE, first_problem
+from rayserve.spec.sections import example, section_advice
 from rayserve.spec.words import describe, meaning, meant_key, section_of
 from rayserve.veil import holds_secret, may_be_key
+
+KEYS_IN_FILE = (
+    "put API keys in a file on every host, one a line, and its path in endpoint.api_key_file: "
+    f"`api_key_file: {KEY_FILE}`"
+)
 
 
 def parse_spec(text: str, path: str, *, draft: bool = False) -> ClusterSpec:
@@ -61,11 +68,14 @@ def _check_top_level(document: Document) -> None:
     if keys == [SPEC_KEY] and isinstance(document.data[SPEC_KEY], dict):
         return
     wrong = next((key for key in keys if key != SPEC_KEY), SPEC_KEY)
+    owner = argument_owner(wrong)
     found = f"`{wrong}`" if wrong != SPEC_KEY else f"{_show(document.data.get(SPEC_KEY))} under it"
     raise SpecError(
         f"one top-level key, `{SPEC_KEY}`, with the whole spec under it",
         found=found,
-        do=f"write everything under `{SPEC_KEY}:`; Ansible's other variables go in other files",
+        do=f"{owner}, under `{SPEC_KEY}:`"
+        if owner
+        else f"write everything under `{SPEC_KEY}:`; Ansible's other variables go in other files",
         where=document.where((wrong,)),
     )
 
@@ -76,13 +86,11 @@ def _check_secrets(document: Document) -> None:
         is_file = loc[-2:] == ("endpoint", "api_key_file")
         if may_be_key(text) if is_file else holds_secret(text):
             raise SpecError(
-                "the path of a file with keys, such as /etc/rayserve/api_keys"
+                f"the path of a file with keys, such as {KEY_FILE}"
                 if is_file
                 else "no key or password: cluster.yml and plan.yml are read by many",
                 found="what has the form of a key, and is not repeated here",
-                do="put API keys in a file on every host, one a line, and its path in "
-                "endpoint.api_key_file (./name for one beside cluster.yml); a token of a hub goes in "
-                "HF_TOKEN of the shell that plans"
+                do=f"{KEYS_IN_FILE}; a token of a hub goes in HF_TOKEN of the shell that plans"
                 if is_file or loc[:2] == (SPEC_KEY, "endpoint")
                 else "remove it: API keys go in the file that endpoint.api_key_file names, a hub's "
                 "token in HF_TOKEN of the shell that plans; weights are staged on the hosts",
@@ -104,13 +112,14 @@ def _first_error(error: ValidationError, document: Document) -> SpecError:
         return _unknown_key(loc, item["input"], section, where)
     if kind == "missing":
         needed = f"`{dotted(loc)}`, {_phrase(field, loc)}"
-        return SpecError(
-            needed, found="nothing", do=f"add it: {meaning(ClusterSpec, loc)}", where=where
-        )
+        do = f"add {example(dotted(loc)) or f'it: {meaning(ClusterSpec, loc)}'}"
+        return SpecError(needed, found="nothing", do=do, where=where)
     value = item["input"]
     needed = f"`{dotted(loc)}` to be {_phrase(field, loc)}"
     told = meaning(ClusterSpec, loc)
-    do = advice(field, str(loc[-1]), value, item=_is_item(field, loc), told=told)
+    do = section_advice(field, dotted(loc), value) or advice(
+        field, str(loc[-1]), value, item=_is_item(field, loc), told=told
+    )
     return SpecError(needed, found=_show(value), do=do, where=where)
 
 
@@ -141,7 +150,14 @@ def _unknown_key(loc: Loc, value: object, section: type[Section], where: Where) 
     parent = dotted(loc[:-1]) or SPEC_KEY
     close = meant_key(name, value, section)
     elsewhere = _sections_with(name)
-    if close:
+    owner = argument_owner(name)
+    held = "key" if section is Endpoint else "api_key"
+    if held in name.lower() and close in ("", "api_key_file") and not elsewhere:
+        # Renamed alone, the key itself would stand where its file should.
+        do = KEYS_IN_FILE
+    elif owner and (section is ClusterSpec or not close):
+        do = owner
+    elif close:
         do = f"write `{close}`"
     elif elsewhere:
         do = f"write it under `{elsewhere}`"

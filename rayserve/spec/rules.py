@@ -12,6 +12,8 @@ from rayserve.spec.checkpoint_rules import candidates_rule, model_rule, moving
 from rayserve.spec.model import ClusterSpec, NodePool
 from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
+KEY_FILE = "/etc/rayserve/api_keys"
+"""Where the roles put the keys."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 UNDESCRIBED = "medusa"
 """The method whose draft model has heads alone: its config.json describes no layers."""
@@ -113,11 +115,14 @@ def _paths(spec: ClusterSpec) -> Iterator[Problem]:
                 "write the folder in full",
             )
         if path and spec.profile == "production" and not path.startswith("/"):
+            is_file = loc == ("endpoint", "api_key_file")
             yield Problem(
                 loc,
                 "an absolute path, since hosts share no working folder",
-                path,
-                f"write /…/{path.lstrip('./')}, or `profile: local`",
+                "a relative one, or a key, and not repeated here" if is_file else path,
+                f"put the keys in a file on every host, one a line, and write its path: {KEY_FILE}"
+                if is_file
+                else f"write /…/{path.lstrip('./')}, or `profile: local`",
             )
 
 
@@ -171,38 +176,45 @@ def _replicas(spec: ClusterSpec) -> Iterator[Problem]:
 def _endpoint(spec: ClusterSpec) -> Iterator[Problem]:
     endpoint = spec.endpoint
     at = ("endpoint",)
-    if not endpoint.api_key_file:
-        if endpoint.ingress == "haproxy":
-            yield Problem(
-                (*at, "ingress"),
-                "`endpoint.api_key_file`, without which no replica starts behind HAProxy",
-                "no key file",
-                "add api_key_file; or, on a laptop, `ingress: proxy`",
-            )
-        elif spec.profile == "production":
-            yield Problem(
-                at,
-                "`endpoint.api_key_file` in production",
-                "no key file",
-                "add api_key_file, or `profile: local`",
-            )
-        elif endpoint.host and endpoint.host not in LOOPBACK:
-            yield Problem(
-                (*at, "host"),
-                "127.0.0.1 where there is no key file",
-                endpoint.host,
-                "write 127.0.0.1, or add api_key_file",
-            )
-    if not endpoint.host and spec.profile == "production":
+    if spec.profile == "production":
+        yield from _production_endpoint(spec)
+    elif not endpoint.api_key_file and endpoint.ingress == "haproxy":
         yield Problem(
-            at,
-            "`endpoint.host` in production",
-            "nothing",
-            "write 127.0.0.1 if the gateway is on the only host, else 0.0.0.0 behind a firewall",
+            (*at, "ingress"),
+            "`endpoint.api_key_file`, without which no replica starts behind HAProxy",
+            "no key file",
+            "add api_key_file; or, on a laptop, `ingress: proxy`",
+        )
+    elif not endpoint.api_key_file and endpoint.host and endpoint.host not in LOOPBACK:
+        yield Problem(
+            (*at, "host"),
+            "127.0.0.1 where there is no key file",
+            endpoint.host,
+            "write 127.0.0.1, or add api_key_file",
         )
     yield from _haproxy_host(spec)
     if taken := taken_by(endpoint.port):
         yield Problem((*at, "port"), "a port of its own", f"{endpoint.port}, {taken}", "write 8000")
+
+
+def _production_endpoint(spec: ClusterSpec) -> Iterator[Problem]:
+    """Both keys that production must write out, in one message where both are missing."""
+    endpoint = spec.endpoint
+    hosts = sum(pool.hosts for pool in spec.node_pools)
+    advised = {
+        "host": "`host: 0.0.0.0` behind a firewall"
+        if hosts > 1
+        else "`host: 127.0.0.1` if the gateway is on this host, else 0.0.0.0 behind a firewall",
+        "api_key_file": f"`api_key_file: {KEY_FILE}`, a file on every host with one key a line",
+    }
+    missing = [key for key in advised if not getattr(endpoint, key)]
+    if missing:
+        yield Problem(
+            ("endpoint",),
+            " and ".join(f"`endpoint.{key}`" for key in missing) + " in production",
+            "neither" if len(missing) > 1 else "nothing",
+            "add " + "; and ".join(advised[key] for key in missing),
+        )
 
 
 def _haproxy_host(spec: ClusterSpec) -> Iterator[Problem]:

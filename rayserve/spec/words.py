@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 import typing
@@ -33,6 +34,10 @@ UNITS: dict[str, tuple[str, dict[str, float], float]] = {
     "_tokens": ("tokens", {"k": 1024, "m": 2**20}, 1),
 }
 """By the end of a key's name, the first that fits: its unit, how else that is written, and its size."""
+
+
+WHOLE = 100
+"""From here on, a size in MiB or GiB is told without decimals."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -180,5 +185,6 @@ def convert(name: str, text: str) -> float | None:
     for ending, (_, factors, base) in UNITS.items():
         if name.endswith(ending) and match[2].lower() in factors:
             number = float(match[1]) * factors[match[2].lower()] / base
-            return round(number, 3)
+            # A decimal unit in a binary one has digits that nobody means; down, since sizes are limits.
+            return math.floor(number) if factors is BYTES and number >= WHOLE else round(number, 3)
     return None

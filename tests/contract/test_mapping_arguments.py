@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from rayserve.engine import load_snapshot, validate
-from rayserve.engine.owned import OWNED_ARGS, OWNED_KEYS
 from rayserve.errors import EngineArgumentError
+from rayserve.owned import OWNED_ARGS, OWNED_KEYS
 from rayserve.plan import PLAN_KEY, NamedValue, Plan, parse_plan
 from tests.errors_of import error_of
 

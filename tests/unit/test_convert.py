@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rayserve.engine import validate, validate_env
 from rayserve.engine.commands import parse_command
 from rayserve.engine.flags import Presence, Version, histories, releases_read
-from rayserve.engine.owned import REMOVED_ARGS
 from rayserve.errors import InputError, RayserveError, UsageError
+from rayserve.owned import REMOVED_ARGS
 from rayserve.planner.convert import convert, convert_command
 from rayserve.spec import SPEC_KEY, parse_spec
 from rayserve.spec.placeholders import PLACEHOLDER

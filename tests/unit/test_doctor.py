@@ -23,6 +23,7 @@ from rayserve.cli import main
 from rayserve.doctor import collect, diagnosis
 from rayserve.doctor.diagnosis import Diagnosis
 from rayserve.doctor.lines import read_line, shown
+from rayserve.doctor.report import render
 from tests.bad_specs import ROOT
 from tests.unit.diagnosed import diagnose, tags
 
@@ -159,11 +160,36 @@ def test_a_moment_without_tokens_is_no_hang():
         "INFO 10-01 12:00:00 [core.py:9] Available KV cache memory: 16.20 GiB, Maximum concurrency for 4,096 tokens: 32x",
         "NVRM: Xid (PCI:0000:4e:00): 43, pid=9, name=python3, Ch 00000008",
         "torch.compile takes 42.31 s in total",
+        "INFO prompt: why do I get CUDA out of memory?",
+        "INFO 10-01 12:00:00 [x.py:4] prompt: RuntimeError: CUDA error: out of memory, why?",
+        "user: my log says CUDA out of memory, help",
+        "why do I get CUDA out of memory?",
+        "my log says CUDA out of memory, help",
+        '{"role": "user", "content": "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"}',
+        "INFO 10-01 12:00:00 [x.py:4] Lowering max_num_seqs to avoid CUDA out of memory",
+        "WARNING 10-01 12:00:00 [x.py:4] Set max_num_seqs lower to avoid CUDA out of memory",
+        "INFO 10-01 12:00:00 [x.py:4] Free memory on device is less than desired GPU memory utilization",
     ],
 )
 def test_what_only_quotes_or_guesses_is_no_finding(line):
     """Prompts, settings, guesses of a program and usual lines give no finding."""
     assert tags(line) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR 10-01 12:00:00 [core.py:1] CUDA out of memory",
+        "INFO 10-01 12:00:00 [core.py:1] worker died: torch.OutOfMemoryError: CUDA out of memory.",
+        "RuntimeError: CUDA error: out of memory",
+        "CUDA out of memory. Tried to allocate 2.00 GiB. Try max_split_size_mb to avoid fragmentation",
+        "cudaMalloc failed: out of memory; torch.cuda.OutOfMemoryError",
+        "RuntimeError: prompt too long. CUDA out of memory. Tried to allocate 20.00 MiB",
+    ],
+)
+def test_what_has_the_form_of_an_error_is_a_finding(line):
+    """A level, an exception's class or PyTorch's own words make a line about memory a cause."""
+    assert tags(line) == ["oom-runtime"]
 
 
 def test_numbers_decide_in_lines_of_one_shape():
@@ -350,3 +376,10 @@ def test_nothing_to_read_is_wrong_input(tmp_path, name):
     """A path that is not there, or a folder without logs, ends with exit code 2."""
     (tmp_path / "empty").mkdir()
     assert CliRunner().invoke(main, ["doctor", str(tmp_path / name)]).exit_code == 2
+
+
+def test_one_log_tells_and_two_tell():
+    """The answer without a cause is a sentence for one log as for several."""
+    verdict = diagnose("Traceback (most recent call last):\nodd.OddError: it broke")
+    assert "1 log tells that" in render(verdict, 1)
+    assert "2 logs tell that" in render(verdict, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rayserve.engine import VLLM_VERSION, check_value, load_snapshot, validate, validate_env
-from rayserve.engine.owned import OWNED_ARGS, OWNED_ENV, REMOVED_ARGS, env_owner
 from rayserve.errors import EngineArgumentError
+from rayserve.owned import OWNED_ARGS, OWNED_ENV, REMOVED_ARGS, env_owner
 from rayserve.planner.arguments import engine_args
 from tests.errors_of import error_of
 from tests.golden_specs import SPECS, plan_of

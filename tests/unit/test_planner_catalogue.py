@@ -125,6 +125,7 @@ def test_measured_shares_are_shares():
         ("AMD Instinct MI300X OAM", "MI300X-192GB"),
         ("a100-80gb-sxm", "A100-80GB-SXM"),
         ("A100-80GB-SMX", "A100-80GB-SXM"),
+        ("RTX4090", "RTX-4090-24GB"),
         ("4090", "RTX-4090-24GB"),
         ("A100", "one of: A100-40GB-SXM, A100-40GB-PCIe, A100-80GB-SXM, A100-80GB-PCIe"),
         ("A100 80GB", "one of: A100-80GB-SXM, A100-80GB-PCIe"),

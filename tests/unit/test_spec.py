@@ -197,3 +197,58 @@ def test_any_value_in_any_place_gives_a_spec_error_or_a_spec(data):
     node[key] = data.draw(LEAVES)
     with contextlib.suppress(SpecError):
         assert parse_spec(yaml.safe_dump(tree, allow_unicode=True), "cluster.yml").name
+
+
+EXAMPLE = (ROOT / "inventories/example/group_vars/all/cluster.yml").read_text(encoding="utf-8")
+ADVICE = {
+    "a number of replicas": ("replicas", "2", "write `replicas: {min: 2, max: 2}`"),
+    "a model's name": ("model", "llama", "write `model: {path: /…/llama, served_name: llama"),
+    "a model's id": ("model", "org/name", "write `model: {hf_id: org/name, served_name: name}`"),
+    "a model's folder": ("model", "/srv/m", "write `model: {path: /srv/m, served_name: m"),
+    "no model": ("model", None, "add `model: {path: "),
+    "no weights": (
+        "model",
+        "{served_name: a}",
+        "write one of: path (a folder on every host), hf_id",
+    ),
+    "a page as the id": (
+        "model",
+        "{served_name: a, hf_id: 'https://hub.example/org/name/tree/main'}",
+        "write org/name",
+    ),
+    "a pool without a list": ("node_pools", "{name: gpu, hosts: 1}", "write a list: `- ` before"),
+    "pools by name": ("node_pools", "{gpu: {hosts: 1}}", "what names it as its key `name`"),
+    "a pool's name": ("node_pools", "[gpu]", "write a mapping, with keys of: name, hosts"),
+    "a text as a section": (
+        "precision",
+        "bfloat16",
+        "write a mapping under `precision:`, with keys",
+    ),
+    "vLLM's argument": ("tensor_parallel_size", "8", "write `parallelism.tensor`"),
+    "vLLM's flag": ("enforce-eager", "true", "write `scheduling.cuda_graphs`"),
+    "an old argument": ("swap_space", "4", "write `kv_offload.cpu_gib`"),
+    "a key of the API": ("api_key", "whatever", "put API keys in a file on every host"),
+    "memory in TB": (
+        "node_pools",
+        "[{name: gpu, hosts: 1, gpu: cpu, gpus_per_host: 1, memory_gib: 1TB}]",
+        "write 931\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("key, value, expect", ADVICE.values(), ids=ADVICE)
+def test_what_stands_for_a_section_is_told_as_what_to_write(key, value, expect):
+    """A section that is missing, a plain value in its place, or a key of vLLM's gets text to write."""
+    data = yaml.safe_load(EXAMPLE)
+    data["rayserve_cluster"].pop(key, None)
+    text = yaml.safe_dump(data, sort_keys=False)
+    text += f"  {key}: {value}\n" if value is not None else ""
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "cluster.yml")
+    assert expect in caught.value.message() + "\n"
+
+
+def test_an_argument_beside_the_spec_is_told_by_its_key():
+    """A vLLM argument outside `rayserve_cluster` names the key of the spec that it is."""
+    with pytest.raises(SpecError, match=r"write `parallelism\.tensor`, under `rayserve_cluster:`"):
+        parse_spec(f"tensor_parallel_size: 8\n{EXAMPLE}", "cluster.yml")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from rayserve.cli import main
 from rayserve.errors import EngineArgumentError, Where
 from rayserve.usage import nearby
+from tests.bad_specs import ROOT
 
 KEY = "sk-Ab3dEfGh1jKlMn0pQrSt"
 
@@ -178,3 +180,32 @@ def test_a_file_of_another_kind_is_not_what_was_meant(tmp_path):
     result = CliRunner().invoke(main, ["env", str(tmp_path / "rayserve" / "plan.yml")])
     assert result.exit_code == 2
     assert "services" not in result.output.partition("do:")[2]
+
+
+def test_an_option_without_its_value_names_the_help_of_its_command():
+    """The help of the command that was called lists the option, that of the program does not."""
+    assert refused("plan", "x", "--html")["do"] == "see `rayserve plan --help`"
+
+
+def test_how_many_inventories_are_not_named_is_said(here, monkeypatch):
+    """A long list of inventories is cut, and the rest counted."""
+    for number in range(9):
+        shutil.copytree(here / "inventories" / "mine", here / "inventories" / f"n{number}")
+    many = len(list((here / "inventories").iterdir()))
+    told = refused("plan", "inventories")
+    assert told["do"].count("inventories/") == 5
+    assert f"or one of {many - 5} more" in told["do"]
+
+
+def test_a_config_is_named_as_written_and_where_it_was_looked_for(here):
+    """`config` is relative to cluster.yml: the error says where that is, without `..`."""
+    example = ROOT / "inventories" / "example" / "group_vars" / "all" / "cluster.yml"
+    spec = here / "inventories" / "fresh" / "group_vars" / "all" / "cluster.yml"
+    text = example.read_text(encoding="utf-8").replace("../../model/", "../")
+    spec.write_text(text, encoding="utf-8")
+    found = refused("plan", "inventories/fresh")["found"]
+    assert found == ("no file at ../config.json, which is inventories/fresh/group_vars/config.json")
+    spec.with_name("config.json").mkdir()
+    spec.write_text(text.replace("../config.json", "../all/config.json"), encoding="utf-8")
+    found = refused("plan", "inventories/fresh")["found"]
+    assert found == "inventories/fresh/group_vars/all/config.json: a folder"

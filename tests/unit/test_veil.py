@@ -15,8 +15,14 @@ ISSUED = [
     "hf_AbCdEfGhIjKlMnOpQrStUvWx",
     "ghp_0123456789abcdefABCDEF",
     "AKIAIOSFODNN7EXAMPLE",
+    "sk-abcdefghijklmnop",
 ]
-GENERATED = ["3f9a" * 16, "hY2k/9+aZ0bQ7tLmN4xW8g==", "demo-kZ0bQ7tLmN4xW8gA"]
+GENERATED = [
+    "3f9a" * 16,
+    "hY2k/9+aZ0bQ7tLmN4xW8g==",
+    "demo-kZ0bQ7tLmN4xW8gA",
+    "sk-lower-case-alone",
+]
 PLACES = {
     "model.hf_id": ("path: /srv/models/llama-3.1-405b-instruct-w4a16", "hf_id: {}"),
     "model.revision": ("model:\n", "model:\n    revision: {}\n"),
@@ -56,6 +62,23 @@ def test_a_key_in_place_of_its_file_is_not_repeated(monkeypatch, key, profile):
     message = told("api_key_file: /etc/rayserve/api_keys", f'api_key_file: "{key}"')
     assert "the path of a file with keys" in message
     assert key[8:] not in message
+
+
+@pytest.mark.parametrize("name", ["api_key", "api_keys", "key"])
+def test_a_key_under_another_name_is_not_renamed_alone(name):
+    """The message about a misnamed key says that a file holds it: renamed, the key were a path."""
+    message = told("api_key_file: /etc/rayserve/api_keys", f"{name}: whatever-it-may-be")
+    assert "put API keys in a file on every host" in message
+    assert "whatever-it-may-be" not in message
+
+
+@pytest.mark.parametrize("value", ["just-lower-case-words", "./keys"])
+def test_production_proposes_no_relative_key_file(value):
+    """What is no absolute path may be a key: it is not repeated, nor made into a path."""
+    message = told("api_key_file: /etc/rayserve/api_keys", f"api_key_file: {value}")
+    assert "its path: /etc/rayserve/api_keys" in message
+    assert value not in message
+    assert "./" not in message
 
 
 @pytest.mark.parametrize(

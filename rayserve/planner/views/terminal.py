@@ -99,7 +99,8 @@ def _layout(plan: Plan, style: Style) -> list[str]:
     hosts = "one host" if placement.executor == "mp" else "across hosts"
     logical = "logical " if plan.replica.device == "cpu" else ""
     cut = f"tensor {placement.tensor_parallel_size} x pipeline {placement.pipeline_parallel_size}"
-    gang = f"{placement.gpus} {logical}GPUs = {cut}, {hosts}, executor {placement.executor}"
+    many = "s" if placement.gpus != 1 else ""
+    gang = f"{placement.gpus} {logical}GPU{many} = {cut}, {hosts}, executor {placement.executor}"
     count = between(str(scaling.min_replicas), str(scaling.max_replicas))
     name, revision = plan.replica.served_model_name, plan.revision
     return [

@@ -116,7 +116,7 @@ OWNED_ARGS: dict[str, str] = {
     "port": "write `endpoint.port`",
     "uds": _NO_SERVER,
     "grpc_port": _NO_SERVER,
-    "api_key": "write `endpoint.api_key_file`",
+    "api_key": "write `endpoint.api_key_file`, the path of a file with one key a line",
     "root_path": _DOOR,
     "middleware": _DOOR,
     "allow_credentials": _DOOR,
@@ -219,6 +219,12 @@ _FREE_KEYS: dict[str, frozenset[str] | None] = {
 
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "CREDENTIAL")
 NOT_SECRETS = ("TOKENIZERS_PARALLELISM",)
+
+
+def argument_owner(name: str) -> str:
+    """What to write instead of vLLM's argument of a name; empty: the toolkit does not own it."""
+    plain = name.lstrip("-").replace("-", "_")
+    return OWNED_ARGS.get(plain, "") or REMOVED_ARGS.get(plain, "")
 
 
 def env_owner(name: str) -> str:
