@@ -119,6 +119,20 @@ def test_what_is_free_of_errors_can_be_planned(case):
     assert found.counts()["error"] or error is None or isinstance(error, DoesNotFitError)
 
 
+def test_stretch_that_shortens_is_told_beside_its_flag():
+    """A stretch to less than config.json's own positions is an error finding of the flag that asks for it."""
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    rope = '{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 4096}'
+    found = convert(
+        f"vllm serve /srv/m -tp 8 --hf-overrides '{{\"rope_parameters\": {rope}}}'",
+        gpu="A100-80GB-SXM",
+        config=config,
+    )
+    told = [f for f in found.findings if f.severity == "error"]
+    assert [(f.kind, f.flag) for f in told] == [("hardware", "--hf-overrides")]
+    assert "131,072" in told[0].why
+
+
 def test_price_of_eager_follows_the_layers():
     """The price per token is two all-reduces a layer."""
     found = convert(

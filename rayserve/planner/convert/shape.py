@@ -9,6 +9,8 @@ from rayserve.errors import SpecError, Where
 from rayserve.planner.convert.draft import Draft
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles
+from rayserve.planner.positions import check_rope
+from rayserve.planner.profile import read_profile
 from rayserve.planner.subject import check_guess
 from rayserve.planner.support.divisibility import CutShape, tensor_sizes
 from rayserve.planner.weights.architecture import Architecture, read_architecture
@@ -16,8 +18,12 @@ from rayserve.spec import ClusterSpec
 
 MOST_RANKS_TRIED = 64
 SHOWN = 8
-FLAGS_OF = {"tensor": "tensor_parallel_size", "speculative": "speculative_config"}
-"""The flag behind a key that the plan refuses, by a part of the key."""
+FLAGS_OF = {
+    "tensor": ("tensor_parallel_size",),
+    "speculative": ("speculative_config",),
+    "rope_scaling": ("rope_scaling", "hf_overrides"),
+}
+"""The flags that may stand behind a key that the plan refuses, by a part of the key."""
 
 
 def architecture_of(draft: Draft) -> Architecture | None:
@@ -44,17 +50,18 @@ def judge_shape(draft: Draft, spec: ClusterSpec, architecture: Architecture | No
         return
     cut = Cut(draft.get("parallelism.tensor", 1), draft.get("parallelism.pipeline", 1))
     try:
+        check_rope(spec, read_profile(draft.context.config, Where("config.json")))
         check_guess(spec, architecture, draft.context.config)
         told = Obstacles(spec, architecture, draft.context.config, gpu).check(
             spec.node_pools[0], cut
         )
     except SpecError as error:
         key = (error.where.key if error.where is not None else "") or ""
-        flag = next((name for part, name in FLAGS_OF.items() if part in key), "")
+        flags = next((names for part, names in FLAGS_OF.items() if part in key), ())
         draft.find(
             "error",
             "hardware",
-            draft.given.get(flag, ""),
+            next((draft.given[name] for name in flags if name in draft.given), ""),
             f"the plan refuses {error.found}",
             why=f"it needs {error.needed}",
             do=error.do,
