@@ -241,7 +241,8 @@ class Fit:
             return needed, f"{there}; {self._bounded(cut, limits).verdict.reason}"
         found = self._exact(cut, limits)
         counted = found.budgets[found.decisive].counted
-        parts = ", ".join(f"{name} {term.expected / GIB:.1f}" for name, term in counted)
+        sizes = [(name, f"{term.expected / GIB:.1f}") for name, term in counted]
+        parts = ", ".join(f"{name} {size}" for name, size in sizes if size != "0.0")
         request = max(found.expected.request_bytes) / GIB
         needed = (
             f"{request:.1f} GiB of KV cache for one sequence of {limits.length} tokens on each "

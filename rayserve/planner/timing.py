@@ -316,7 +316,9 @@ def _judged(what: str, promised_ms: float, span: Span) -> list[str]:
     if promised_ms >= span.high:
         return []
     verdict = "will be missed" if promised_ms < span.low else "may be missed"
-    return [f"{what} {verdict}: {spread(span)} expected, {span.bound:.3g} ms at the very best."]
+    return [
+        f"{what} {verdict}: {spread(span)} expected, {_digits(span.bound)} ms at the very best."
+    ]
 
 
 def spread(span: Span) -> str:

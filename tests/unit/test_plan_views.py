@@ -325,3 +325,12 @@ def test_what_is_escaped_reads_as_it_was_written(text, value):
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_screen_tells_who_is_answered_and_who_waits():
+    """Requests at once, those that wait, what comes after them and the length of an answer are told."""
+    plan = golden("one-host-w4a16")
+    door = plan.door
+    told = next(line for line in table(plan).splitlines() if "requests:" in line)
+    assert f"{door.max_in_flight} at once a replica, {door.max_queued} more wait" in told
+    assert f"429; answers of up to {door.max_tokens:,} tokens" in told

@@ -184,3 +184,8 @@ def test_budget_names_what_it_counts():
     assert late.counted[-1][0] == "cuda_graphs"
     assert late.outside.low == 0
     assert MIB * 1024 == GIB
+
+
+def test_a_small_request_is_told_in_mib():
+    """A request of half a MiB does not read as none."""
+    assert "one whole request takes 0.50 MiB" in judge(made_budget(20, 21, 22), MIB // 2).reason

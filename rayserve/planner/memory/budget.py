@@ -17,7 +17,7 @@ from typing import Any
 from rayserve.planner.memory.ranges import Range, combined
 from rayserve.planner.memory.terms import GraphMemory
 from rayserve.planner.memory.versions import VersionFacts
-from rayserve.units import GIB
+from rayserve.units import GIB, MIB
 
 CONTEXT = Range.gib(0.3, 0.5, 1.0, "CUDA context of a process, outside vLLM's count")
 COMFORT = 0.05
@@ -227,4 +227,5 @@ def measure_command(
 
 
 def _gib(value: int) -> str:
-    return f"{value / GIB:.2f} GiB"
+    """A size with two decimals, in MiB where GiB would show nothing of it."""
+    return f"{value / GIB:.2f} GiB" if abs(value) >= GIB / 100 else f"{value / MIB:.2f} MiB"

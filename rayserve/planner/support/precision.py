@@ -176,7 +176,7 @@ def _check_format(scheme: Scheme, capability: int) -> list[Finding]:
     native = row.get("native")
     if native is not None and capability >= native:
         return []
-    needed = f"{name} to be computed as such" + (
+    needed = f"{name} computed as such" + (
         f", from capability {_point(native)} on ({_chips(native)})" if native else ""
     )
     return [
@@ -184,7 +184,7 @@ def _check_format(scheme: Scheme, capability: int) -> list[Finding]:
             "note",
             _QUANT,
             needed,
-            f"compute capability {_point(capability)}, with {row['instead']}",
+            f"capability {_point(capability)}, with {row['instead']}",
             "",
             source,
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import click
 
-from rayserve.plan import MemoryEstimate, NamedValue, Plan
+from rayserve.plan import DoorPlan, MemoryEstimate, NamedValue, Plan
 from rayserve.planner.arguments import OWN_DEFAULT
 from rayserve.planner.evidence import evidence_rows
 from rayserve.planner.views.figures import between, gib, gib_range, plain
@@ -125,6 +125,7 @@ def _memory(memory: MemoryEstimate, plan: Plan, style: Style) -> list[str]:
         lines.append(INDENT + _edge(bar, columns, memory, style))
     lines += _legend(bar, style)
     lines += _cache(memory, plan, style)
+    lines += _wrapped(_admitted(plan.door), style)
     return lines
 
 
@@ -198,6 +199,14 @@ def _cache(memory: MemoryEstimate, plan: Plan, style: Style) -> list[str]:
     text = f"KV cache: {memory.kv_tokens:,} tokens = {full}"
     said = bool(memory.because) and memory.verdict != "fits"
     return _wrapped(f"{text}; {memory.because}" if said else text, style)
+
+
+def _admitted(door: DoorPlan) -> str:
+    """How many requests a replica takes, and how long an answer may be."""
+    return (
+        f"requests: {door.max_in_flight:,} at once a replica, {door.max_queued:,} more wait, "
+        f"the next get 429; answers of up to {door.max_tokens:,} tokens"
+    )
 
 
 def _limits(args: Iterable[NamedValue], style: Style) -> list[str]:
