@@ -13,14 +13,12 @@ from rayserve.engine.commands import Command
 from rayserve.engine.flags import Version
 from rayserve.engine.parser import Flag
 from rayserve.planner.catalogue import Gpu
+from rayserve.veil import HIDDEN, veiled
 
 Severity = Literal["error", "warning", "note"]
 SECRET = re.compile(
     r"api_?key|secret|passw|hf_token|auth_token|access_token|credential|access_key|bearer",
     re.IGNORECASE,
-)
-SECRET_VALUE = re.compile(
-    r"\b(?:sk|pk|rk)-[\w-]{8,}|\bhf_\w{8,}|\bgh[pousr]_\w{8,}|(?<=://)[^/@\s:]+:[^/@\s]++(?=@)"
 )
 HUMAN_INTS = {
     "max_model_len", "max_num_batched_tokens", "max_num_scheduled_tokens", "kv_cache_memory_bytes",
@@ -365,11 +363,6 @@ def _snapshot() -> Snapshot:
 def shown(setting: Setting) -> str:
     """A value as a message may show it: short, and never a secret."""
     if setting.secret:
-        return "(not shown)"
+        return HIDDEN
     text = " ".join(setting.values) if setting.tree is None else json.dumps(dict(setting.tree))
     return veiled(text if len(text) <= 60 else text[:57] + "…")
-
-
-def veiled(text: str) -> str:
-    """The text without what looks like a key or a password."""
-    return SECRET_VALUE.sub("(not shown)", text)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from rayserve.planner.convert.draft import Draft, veiled
+from rayserve.planner.convert.draft import Draft
 from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME
 from rayserve.spec.placeholders import PLACEHOLDER, unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES
+from rayserve.veil import veiled
 
 FLAGS = {"model", "revision"}
 """Flags that are read here, when all others are known."""

@@ -9,9 +9,10 @@ from rayserve.engine.flags import changes
 from rayserve.errors import EngineArgumentError
 from rayserve.owned import SECRET_WORDS
 from rayserve.planner.catalogue import CPU, gpus
-from rayserve.planner.convert.draft import Draft, Placeholder, veiled
+from rayserve.planner.convert.draft import Draft, Placeholder
 from rayserve.planner.convert.keys import HOST_GPUS, KEY_FILE
 from rayserve.spec.placeholders import PLACEHOLDER
+from rayserve.veil import veiled
 
 BACKENDS = {
     "FLASHINFER_VLLM_V1": "FLASHINFER",
