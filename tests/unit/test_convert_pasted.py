@@ -133,6 +133,14 @@ def test_stretch_that_shortens_is_told_beside_its_flag():
     assert "131,072" in told[0].why
 
 
+def test_key_across_the_cut_of_a_long_value_is_hidden():
+    """A key that begins before the sixtieth character of a value, and ends after it, shows no part."""
+    long = "chat" * 12 + " sk-Abcdef1234567890ABCDEF"
+    told = str(convert(f"vllm serve /srv/m --served-model-name first '{long}' --dtype '{long}'"))
+    assert "sk-A" not in told
+    assert "not shown" in told
+
+
 def test_price_of_eager_follows_the_layers():
     """The price per token is two all-reduces a layer."""
     found = convert(

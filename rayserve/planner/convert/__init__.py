@@ -39,11 +39,12 @@ from rayserve.planner.convert.draft import (
     Finding,
     Placeholder,
     Setting,
+    excerpt,
     settings,
-    veiled,
 )
 from rayserve.planner.convert.render import cluster_yml, comments, key_at
 from rayserve.spec import parse_spec
+from rayserve.veil import veiled
 
 FORMAT = 1
 """Version of the JSON form; it grows when a key changes its meaning or goes."""
@@ -340,7 +341,7 @@ def _retract(draft: Draft, error: SpecError, text: str) -> None:
             "error",
             "refused",
             "",
-            f"`{key}` is left out: {veiled(str(value))[:60]}",
+            f"`{key}` is left out: {excerpt(str(value))}",
             why=f"cluster.yml needs {error.needed}; found {veiled(error.found)}",
             do=error.do,
         )

@@ -20,6 +20,8 @@ SECRET = re.compile(
     r"api_?key|secret|passw|hf_token|auth_token|access_token|credential|access_key|bearer",
     re.IGNORECASE,
 )
+MOST_SHOWN = 60
+"""Characters of a text of the command that a message repeats."""
 HUMAN_INTS = {
     "max_model_len", "max_num_batched_tokens", "max_num_scheduled_tokens", "kv_cache_memory_bytes",
     "safetensors_prefetch_block_size", "max_num_queued_tokens",
@@ -365,4 +367,10 @@ def shown(setting: Setting) -> str:
     if setting.secret:
         return HIDDEN
     text = " ".join(setting.values) if setting.tree is None else json.dumps(dict(setting.tree))
-    return veiled(text if len(text) <= 60 else text[:57] + "…")
+    return excerpt(text)
+
+
+def excerpt(text: str) -> str:
+    """A text as a message may show it: masked before it is cut, since a cut key has no longer its form."""
+    plain = veiled(text)
+    return plain if len(plain) <= MOST_SHOWN else plain[: MOST_SHOWN - 1] + "…"

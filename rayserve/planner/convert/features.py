@@ -13,11 +13,11 @@ from rayserve.planner.convert.draft import (
     BadValueError,
     Draft,
     Setting,
+    excerpt,
     mapping,
     number,
     shown,
     switch,
-    veiled,
     whole,
 )
 from rayserve.planner.convert.keys import Handler, choice, owned, unsaid
@@ -164,7 +164,7 @@ def _guess(
             "error",
             "out_of_scope",
             setting,
-            f"speculation by `{veiled(family[:40])}` is left out",
+            f"speculation by `{excerpt(family)}` is left out",
             why="`speculative` takes " + ", ".join(sorted(METHODS)),
             do="write one of these, or none",
         )
@@ -213,7 +213,7 @@ def _lora_modules(draft: Draft, setting: Setting) -> None:
                 draft,
                 setting,
                 f"the adapter `{name}` needs a folder on every host's disk",
-                "found " + veiled(path[:60]),
+                "found " + excerpt(path),
                 "copy it there, and write the folder",
             )
     if not adapters:

@@ -19,16 +19,17 @@ from rayserve.planner.convert.draft import (
     BadValueError,
     Draft,
     Setting,
+    excerpt,
     number,
     shown,
     switch,
     typed,
-    veiled,
     whole,
 )
 from rayserve.ports import taken_by
 from rayserve.spec import nearest
 from rayserve.units import GIB
+from rayserve.veil import veiled
 
 Handler = Callable[[Draft, Setting], None]
 HOST_GPUS = 8
@@ -321,7 +322,7 @@ def _served_name(draft: Draft, setting: Setting) -> None:
             "warning",
             "not_the_same",
             setting,
-            f"only `{veiled(first[:60])}` is served; {len(others)} more names are left out",
+            f"only `{excerpt(first)}` is served; {len(others)} more names are left out",
             why="one model has one name here",
             do="let the gateway rewrite the others",
         )

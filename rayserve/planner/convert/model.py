@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from rayserve.planner.convert.draft import Draft
+from rayserve.planner.convert.draft import Draft, excerpt
 from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME
 from rayserve.spec.placeholders import PLACEHOLDER, unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES
-from rayserve.veil import veiled
 
 FLAGS = {"model", "revision"}
 """Flags that are read here, when all others are known."""
@@ -36,7 +35,7 @@ def place_model(draft: Draft) -> None:
                 "note",
                 "not_the_same",
                 "",
-                f"clients ask for `{veiled(name[:60])}`, no longer for the path of the checkpoint",
+                f"clients ask for `{excerpt(name)}`, no longer for the path of the checkpoint",
                 why="vLLM takes the path for the name where --served-model-name is missing",
                 do="set model.served_name to what clients send",
             )
@@ -59,7 +58,7 @@ def _place_checkpoint(draft: Draft, written: str) -> None:
         why = "so that every host loads the same weights"
         if revision is not None:  # a branch moves, and a short hash is none that a plan can check
             draft.leave(revision)
-            why = f"in full, which {veiled(revision.text[:60])} names now, {why}"
+            why = f"in full, which {excerpt(revision.text)} names now, {why}"
         draft.hold("model.revision", PLACEHOLDER, f"the commit, {why}")
         return
     if revision is not None:
@@ -82,7 +81,7 @@ def _place_checkpoint(draft: Draft, written: str) -> None:
         "error" if not written else "note",
         "model",
         "",
-        f"the model is `{veiled(written[:60])}`" if written else "the command line names no model",
+        f"the model is `{excerpt(written)}`" if written else "the command line names no model",
         why="hosts share no working folder" if written else "vLLM would load a small default model",
         do="write model.path or model.hf_id",
     )
