@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.planner.aims import STEP_TOKENS, Chosen, Scene, largest, within_cache
-from rayserve.planner.fit import BLOCK_TOKENS, EngineLimits, Fit
+from rayserve.planner.fit import BLOCK_TOKENS, BLOCKS, EngineLimits, Fit
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.placement import cuts, sizes_by_heads
 from rayserve.planner.profile import scaled_bits
@@ -92,6 +93,8 @@ def _remedy(
     spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: int
 ) -> tuple[str, Loc]:
     """(what to do, the key to change)."""
+    if fit.blocks:
+        return _blocks(spec, fit, cut, limits, seqs)
     if fit.pinned_bytes:
         small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
         do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
@@ -101,6 +104,33 @@ def _remedy(
     if told := _smaller_step(spec, fit, cut, limits):
         return told, ("limits", "max_num_seqs")
     return _elsewhere(spec, fit, cut, limits), ("model", "config")
+
+
+def _blocks(
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: int
+) -> tuple[str, Loc]:
+    """The number of blocks to write, or that nobody should write one."""
+    least, sure, best = fit.block_range(cut, limits)
+
+    def held(blocks: int, judge: str) -> int:
+        fixed = _argued(fit, {**spec.engine_args, BLOCKS: blocks})
+        return blocks if blocks >= least and getattr(fixed, judge)(cut, limits) else 0
+
+    told = _written(BLOCKS, held(sure, "sure"), held(best, "holds"))
+    if told and fit.blocks < least:
+        told = f"write {BLOCKS}: {least} at least, for one request, and {best} at most"
+    free = _argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
+    if free.holds(cut, limits):
+        return f"{told}, or remove it" if told else "remove it", ("engine_args", BLOCKS)
+    if told:
+        return told, ("engine_args", BLOCKS)
+    do, at = _remedy(free.spec, free, cut, limits, seqs)
+    return f"remove engine_args.{BLOCKS}, and {do}", at
+
+
+def _argued(fit: Fit, arguments: dict[str, Any]) -> Fit:
+    """The judge of the same spec with other `engine_args`."""
+    return _refit(fit, fit.spec.model_copy(update={"engine_args": arguments}))
 
 
 def _shorter(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: int) -> str:

@@ -151,6 +151,11 @@ def estimate(
     budgets = tuple(
         stage_budget(architecture, setup, stage, size) for stage, size in enumerate(sizes)
     )
+    if setup.blocks_override:
+        budgets = tuple(
+            one.with_cache(setup.blocks_override * block)
+            for one, block in zip(budgets, layout.stage_block_bytes, strict=True)
+        )
 
     def capacity(sizes: Iterable[int]) -> CacheCapacity:
         return cache_capacity(layout, [max(0, size) for size in sizes], settings)
