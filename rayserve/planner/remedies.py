@@ -61,9 +61,7 @@ def _remedy(
     if fit.blocks:
         return _blocks(spec, fit, cut, limits, attempt)
     if fit.pinned_bytes:
-        small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
-        do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
-        return do, ("limits", "kv_cache_gib")
+        return _pinned(spec, fit, cut, limits, attempt)
     shorter = _shorter(spec, fit, cut, limits, attempt)
     if told := _narrower(spec, attempt):
         return f"{told}, or {shorter}" if shorter else told, ("precision", "dtype")
@@ -82,6 +80,21 @@ def _narrower(spec: ClusterSpec, attempt: Try) -> str:
     return _first(
         [("write dtype: auto", spec.model_copy(update={"precision": precision}))], attempt
     )
+
+
+def _pinned(
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try
+) -> tuple[str, Loc]:
+    """That the KV cache takes what is left, and what else is needed where that is too little."""
+    free = spec.model_copy(
+        update={"limits": spec.limits.model_copy(update={"kv_cache_gib": "auto"})}
+    )
+    if attempt(free) is None:
+        do, at = _remedy(free, _refit(fit, free), cut, limits, attempt)
+        return f"write kv_cache_gib: auto, and {do}", at
+    small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
+    do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
+    return do, ("limits", "kv_cache_gib")
 
 
 def _blocks(

@@ -86,6 +86,16 @@ def test_a_shorter_length_on_more_gpus_of_the_pool_is_told():
         assert value(made, "max_num_seqs") == users
 
 
+def test_a_length_beside_written_sequences_plans_with_them():
+    """The key that somebody wrote stays, and is not told again."""
+    limits = "  limits: {max_num_seqs: 64, max_model_len: %d}\n"
+    do = refusal(SMALL, "L4-24GB", 1, add=limits % 131072)
+    sure, best = map(int, re.findall(r"(\d{4,})", do))
+    assert "max_num_seqs" not in do
+    assert surely(plan(SMALL, "L4-24GB", 1, add=limits % sure))
+    assert plan(SMALL, "L4-24GB", 1, add=limits % best).memory.verdict.startswith("within")
+
+
 def test_a_length_that_no_end_of_the_range_makes_sure_is_said_to_be_so():
     """Where the low end leaves no cache at all, no length is called sure."""
     assert "sure to fit" not in note(KIMI, "A100-80GB-SXM", 8)

@@ -263,6 +263,15 @@ def test_what_the_pool_has_comes_first():
     assert refusal(PACKED, "A100-80GB-SXM", 8, add=low) == "write gpu_memory_utilization: 0.92"
 
 
+def test_a_fixed_cache_is_no_answer_where_what_is_left_does_not_do_either():
+    """`auto` is told alone where it plans, and with what else is needed where it does not."""
+    pinned = "  limits: {kv_cache_gib: 40}\n"
+    assert refusal(SMALL, "L4-24GB", 1, add=pinned) == "write kv_cache_gib: auto"
+    assert plan(SMALL, "L4-24GB", 1).memory
+    do = refusal(LARGE, "A100-80GB-SXM", 8, add=pinned)
+    assert do == f"write kv_cache_gib: auto, and {refusal(LARGE, 'A100-80GB-SXM', 8)}"
+
+
 def test_it_is_said_where_nothing_holds():
     """405B on one GPU of 24 GB a host: no bits and no number of hosts that anybody has."""
     assert refusal(PACKED, "RTX-4090-24GB", 1, 2).startswith("take 15 such hosts")
