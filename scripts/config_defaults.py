@@ -3,7 +3,7 @@
     python scripts/config_defaults.py        # writes rayserve/data/config-defaults.json
 
 All figures of language models that stand within a larger config; of those that are the whole config the
-heads, since such files name all else. What a class computes from other figures where a file is silent is
+heads, the width of an expert, the window and whether the output is tied, since such files name all else. What a class computes from other figures where a file is silent is
 left out, so that the planner computes it from the file's own. The contract test of tests/contract compares the committed file with the installed package.
 """
 
@@ -73,18 +73,22 @@ FURTHER = ("deepseek_v3", "granite", "qwen2", "qwen3", "qwen3_moe")
 """Types that a part may name itself."""
 
 WHOLE = (
-    "bamba", "cwm", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon_h1", "gemma", "gemma2",
-    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt_oss", "llama4_text", "minimax_m2",
-    "ministral3", "mistral", "mixtral", "nemotron_h", "phimoe", "qwen2", "qwen2_moe",
+    "bamba", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "ernie4_5", "ernie4_5_moe", "exaone4", "falcon_h1", "gemma", "gemma2",
+    "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "llama4_text", "minimax_m2",
+    "ministral3", "mistral", "mixtral", "nemotron_h", "olmo3", "phimoe", "qwen2", "qwen2_moe",
     "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3",
     "stablelm", "starcoder2",
 )  # fmt: skip
-"""Types laid out whose class has a number of KV heads, or a size of a head, of its own."""
+"""Types laid out whose class has a figure of `OWN` of its own, beyond what its family has anyway."""
 HEADS = ("num_key_value_heads", "head_dim")
+OWN = (*HEADS, "moe_intermediate_size", "sliding_window", "tie_word_embeddings")
 
 
 def _own(kind: str, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The class's defaults, without those that follow from the width or the number of heads."""
+    """The class's defaults, without those that follow from the width or the number of heads.
+
+    Heads of latent attention are no heads of a KV cache.
+    """
     from transformers import CONFIG_MAPPING
 
     make = CONFIG_MAPPING[kind]
@@ -94,7 +98,8 @@ def _own(kind: str, keys: tuple[str, ...]) -> dict[str, Any]:
     return {
         key: values[key]
         for key in keys
-        if values.get(key) is not None and (key not in HEADS or values[key] == other.get(key))
+        if values.get(key) is not None
+        and (key not in HEADS or (values[key] == other.get(key) and "kv_lora_rank" not in values))
     }
 
 
@@ -104,7 +109,7 @@ def defaults() -> dict[str, Any]:
     return {
         "inner": INNER,
         "defaults": found,
-        "whole": {kind: _own(kind, HEADS) for kind in sorted(WHOLE)},
+        "whole": {kind: _own(kind, OWN) for kind in sorted(WHOLE)},
     }
 
 

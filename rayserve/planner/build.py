@@ -29,8 +29,9 @@ from rayserve.planner.curves import NO_CURVES, Curves, curves
 from rayserve.planner.environment import node_environment, replica_environment
 from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
 from rayserve.planner.fit import Fit
+from rayserve.planner.lengths import Try
 from rayserve.planner.proposals import idle
-from rayserve.planner.settled import Settled, Weights, attempts, judge, settle
+from rayserve.planner.settled import Settled, Weights, attempts, judge, settle, tries
 from rayserve.planner.sizing import Sizing, judged
 from rayserve.planner.subject import (
     known_architecture,
@@ -109,7 +110,7 @@ def build_plan(
     if made.fit is not None:
         if architecture is not None:
             found = found.believed(cut, made.fit.weights(cut))
-        sizing = _narrowed(made, made.fit, found)
+        sizing = _narrowed(made, made.fit, found, tries(weights))
     pool = made.pool
     start = start_estimate(
         replica,
@@ -174,7 +175,7 @@ def _replica(made: Settled, digests: Mapping[str, str]) -> ReplicaPlan:
     )
 
 
-def _narrowed(made: Settled, fit: Fit, found: Evidence) -> Sizing:
+def _narrowed(made: Settled, fit: Fit, found: Evidence, attempt: Try) -> Sizing:
     """The sizing with the estimate that the starts narrowed, and a note where they narrowed none."""
     spec, profile, sizing, cut = made.spec, made.profile, made.sizing, made.cut
     if not found.starts:
@@ -183,7 +184,7 @@ def _narrowed(made: Settled, fit: Fit, found: Evidence) -> Sizing:
     if measured:
         held = fit.checkpoint_bytes
         proven = Fit(spec, profile, fit.architecture, fit.gpu, held, starts=measured)
-        sizing = judged(spec, profile, sizing, proven, cut)
+        sizing = judged(sizing, profile, proven, cut, attempt)
     if sizing.memory is not None and sizing.memory.calibrated:
         return sizing
     why = OTHER_CUT if fit.architecture is not None else SIMPLE_TAKES_NONE

@@ -17,13 +17,13 @@ from rayserve.plan import MemoryEstimate, MemoryTerm
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.kv.cache import max_concurrency
 from rayserve.planner.kv.layers import layer_bytes_per_token
+from rayserve.planner.measuring import measure_start
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.bounded import Bounded, bounded
 from rayserve.planner.memory.budget import (
     Budget,
     Outcome,
     Verdict,
-    measure_command,
     requested_bytes,
 )
 from rayserve.planner.memory.calibration import Measured
@@ -48,9 +48,8 @@ from rayserve.spec import ClusterSpec
 from rayserve.units import GIB
 
 BLOCK_TOKENS = 16
+BLOCKS = "num_gpu_blocks_override"
 LORA_BASIS = "LoRA slots: a bound"
-MEASURED_LAYERS = 4
-"""Of full width on each stage: what is measured does not depend on depth."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,29 @@ class Fit:
     def pinned_bytes(self) -> int:
         """Bytes of a KV cache that the spec fixes; 0: it does not."""
         return pinned_bytes(self.spec)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a KV cache that the spec fixes; 0: it does not."""
+        return _whole(self.spec.engine_args.get(BLOCKS), 0)
+
+    def block_range(self, cut: Cut, limits: EngineLimits) -> tuple[int, int, int]:
+        """Blocks of a KV cache: the fewest that hold one request, most for sure, most at best."""
+        if self.architecture is None:
+            size = self.token_bytes(cut) * self._setup(cut, limits).block_size
+            room = self._bounded(cut, limits).budget.room
+            return (
+                -(-limits.length * self.token_bytes(cut) // size),
+                room.low // size,
+                room.high // size,
+            )
+        found = self._exact(cut, limits)
+        rooms = list(zip(found.budgets, found.layout.stage_block_bytes, strict=True))
+        return (
+            found.expected.blocks_per_request + 1,  # the null block, which no request gets
+            min(one.room.low // block for one, block in rooms),
+            min(one.room.high // block for one, block in rooms),
+        )
 
     def weights(self, cut: Cut) -> int:
         """Weights on the GPU of model, adapters and draft model, on the fullest rank."""
@@ -248,6 +270,8 @@ class Fit:
             f"{request:.1f} GiB of KV cache for one sequence of {limits.length} tokens on each "
             f"{gpu.name}, beside {self.weights(cut) / GIB:.1f} GiB of weights"
         )
+        if self.blocks:
+            return needed, f"{BLOCKS}: {self.blocks}; {found.verdict.reason}"
         if self.pinned_bytes:
             return needed, f"kv_cache_gib: {self.pinned_bytes / GIB:g}; {found.verdict.reason}"
         return needed, f"{there}, of which are taken: {parts}; {found.verdict.reason}"
@@ -256,29 +280,8 @@ class Fit:
         """The vLLM command that measures the uncertain terms on these GPUs; empty: none is needed."""
         if self._verdict(cut, limits).outcome is not Outcome.MEASURE:
             return ""
-        spec = self.spec
-        arguments: dict[str, object] = {
-            "tensor_parallel_size": cut.tensor,
-            "pipeline_parallel_size": cut.pipeline,
-            "max_model_len": limits.length,
-            "max_num_seqs": limits.seqs,
-            "max_num_batched_tokens": limits.step_tokens,
-            "gpu_memory_utilization": spec.limits.gpu_memory_utilization,
-            "kv_cache_dtype": spec.precision.kv_cache_dtype,
-            "dtype": spec.precision.dtype,
-            "enforce_eager": spec.scheduling.cuda_graphs is False,
-        }
-        if spec.precision.quantization != "auto":
-            arguments["quantization"] = spec.precision.quantization
-        if fine_graphs(spec):
-            arguments["performance_mode"] = "interactivity"
-        return measure_command(
-            spec.model.path or spec.model.hf_id,
-            arguments,
-            layers=MEASURED_LAYERS * cut.pipeline,
-            kinds=self.profile.layer_kinds,
-            text_config=self.profile.nested,
-        )
+        batch = Batch(limits.step_tokens, limits.seqs)
+        return measure_start(self.spec, self.profile, cut, batch, limits.length)
 
     def _solve(self, cut: Cut, limits: EngineLimits) -> Estimate:
         assert self.architecture is not None  # the callers have looked
@@ -315,7 +318,7 @@ class Fit:
             draft_weights=Range(int(0.97 * draft), draft, int(1.05 * draft)),
             images=spec.limits.max_images,
             hybrid_manager=not spec.engine_args.get("disable_hybrid_kv_cache_manager"),
-            blocks_override=_whole(spec.engine_args.get("num_gpu_blocks_override"), 0),
+            blocks_override=self.blocks,
             block_size=_whole(spec.engine_args.get("block_size"), BLOCK_TOKENS),
             offload=read_offload(spec.engine_args),
             draft=guess is not None and guess.method == "mtp",

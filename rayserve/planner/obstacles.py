@@ -26,6 +26,7 @@ from rayserve.planner.support.precision import (
     capability_of,
     check_precision,
     check_scheme,
+    check_type,
 )
 from rayserve.planner.support.schemes import Scheme, schemes_of
 from rayserve.planner.weights.architecture import Architecture
@@ -116,23 +117,31 @@ def check_format(spec: ClusterSpec, config: Mapping[str, Any], gpu: Gpu | None) 
     Raises:
         SpecError: vLLM does not load it on this chip.
     """
-    if gpu is None or not gpu.nvidia or spec.env.get("VLLM_PLUGINS"):
+    if spec.env.get("VLLM_PLUGINS"):
         return []
     inner = config.get("text_config")
     text = {**config, **inner} if isinstance(inner, Mapping) else config
-    asked = spec.precision.quantization
-    dtype = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+    asked, dtype = spec.precision.quantization, str(spec.precision.dtype)
+    if dtype == "auto":
+        dtype = str(text.get("dtype") or text.get("torch_dtype") or "").removeprefix("torch.")
+        if dtype in {"", "float32", "float"}:
+            dtype = "bfloat16"  # vLLM does not compute in 32 bits unless it is told to
+    capability = capability_of(gpu.compute_capability) if gpu and gpu.nvidia else None
     told = []
     for scheme in dict.fromkeys(schemes_of(text, "" if asked == "auto" else asked)):
-        for finding in check_scheme(
-            scheme,
-            dtype=dtype if spec.precision.dtype == "auto" else spec.precision.dtype,
-            capability=capability_of(gpu.compute_capability),
-        ):
+        for finding in _of_scheme(scheme, dtype, capability):
             if finding.level == "refuse":
                 raise finding.error(spec.where(*finding.key))
             told.append(_sentence(finding))
     return told
+
+
+def _of_scheme(scheme: Scheme, dtype: str, capability: int | None) -> list[Finding]:
+    """All findings on an NVIDIA GPU; elsewhere that of the method's compute type alone."""
+    if capability is not None:
+        return check_scheme(scheme, dtype=dtype, capability=capability)
+    refused = check_type(scheme, dtype=dtype)
+    return [refused] if refused is not None else []
 
 
 def check_hosts(spec: ClusterSpec, pool: NodePool, cut: Cut) -> None:

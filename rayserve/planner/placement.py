@@ -54,7 +54,8 @@ def choose_cut(
     ranked = sorted(able, reverse=True) if wanted.tensor == "auto" else [wanted.tensor]
     # Where no size goes with written stages, the fewest ranks tell what they lack.
     tried = ways(ranked) or [Cut(ranked[-1], int(wanted.pipeline))]
-    cut = next((cut for cut in tried if holds(cut)), tried[0])
+    # Where none holds, that of the most GPUs tells what is lacking: what it lacks, all do.
+    cut = next((cut for cut in tried if holds(cut)), tried[-1])
     _check_pipeline(spec, pool, profile, cut, works)
     return cut
 

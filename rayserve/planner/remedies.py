@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
-from rayserve.planner.aims import STEP_TOKENS, Chosen, Scene, largest, within_cache
-from rayserve.planner.fit import BLOCK_TOKENS, EngineLimits, Fit
+from rayserve.planner.aims import STEP_TOKENS, largest
+from rayserve.planner.fit import BLOCKS, EngineLimits, Fit
+from rayserve.planner.lengths import MEASURE, Try, possible, within, written
 from rayserve.planner.memory.simple import Cut
-from rayserve.planner.placement import cuts, sizes_by_heads
+from rayserve.planner.placement import cuts, gangs, sizes_by_heads
 from rayserve.planner.profile import scaled_bits
 from rayserve.planner.support.divisibility import tensor_sizes
 from rayserve.planner.support.limits import cut_shapes
@@ -26,8 +28,6 @@ from rayserve.planner.weights.quantization import Quantization
 from rayserve.planner.weights.storage import BLOCK, CHANNEL, FP8, GROUP, INT8, PACKED, Storage
 from rayserve.spec import ClusterSpec, serving_pool
 
-ROUND_TOKENS = 1024
-"""Lengths that people are told to write are multiples of this."""
 FOUR_BITS, EIGHT_BITS = 5, 9
 """Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
 GROUP_SIZE = 128
@@ -36,52 +36,18 @@ HOST_GPUS = (2, 4, 8)
 """GPUs that hosts are commonly built with."""
 MOST_HOSTS = 16
 """Assumption: whoever has not found room in so many hosts takes a smaller model."""
-MEASURE = "where only a measurement tells"
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Longest max_model_len, in tokens; 0: none."""
-
-    sure: int
-    """That fits even where every uncertain term has its worst value."""
-    best: int
-    """That fits where every one has its best."""
-
-
-def reach(fit: Fit, cut: Cut, limits: EngineLimits) -> Reach:
-    """How long one request may be with these limits, up to their own length."""
-
-    def longest(works: Callable[[Cut, EngineLimits], bool]) -> int:
-        def some(blocks: int) -> bool:
-            length = blocks * BLOCK_TOKENS
-            at = replace(limits, length=length, step_tokens=_step(fit, limits, length))
-            return works(cut, at)
-
-        if works(cut, limits):
-            return limits.length
-        most = limits.length // BLOCK_TOKENS
-        return BLOCK_TOKENS * largest(some, 1, most) if most else 0
-
-    return Reach(longest(fit.sure), longest(fit.holds))
-
-
-def _step(fit: Fit, limits: EngineLimits, length: int) -> int:
-    """Tokens of a step for that length: without chunked prefill one holds the longest prompt."""
-    if fit.spec.scheduling.chunked_prefill:
-        return limits.step_tokens
-    written = fit.spec.limits.max_num_batched_tokens
-    return max(length, written if written != "auto" else fit.gpu.step_tokens)
+WIDE = "float32"
+CUT = "parallelism: {{tensor: {tensor}, pipeline: {pipeline}}}"
 
 
 def does_not_fit(
-    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: int = 1
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try | None
 ) -> DoesNotFitError:
     """The refusal of limits that do not fit, with the nearest value that does.
 
-    `seqs`: max_num_seqs that the planner would choose where memory is no matter.
+    `attempt` plans what may be told; None: nobody reads what to do.
     """
-    do, at = _remedy(spec, fit, cut, limits, seqs)
+    do, at = _remedy(spec, fit, cut, limits, attempt) if attempt else ("", ())
     needed, found = fit.refusal(cut, limits)
     error = DoesNotFitError(needed, found=found, do=do, where=spec.where(*at))
     error.weights_bytes = fit.weights(cut)
@@ -89,44 +55,80 @@ def does_not_fit(
 
 
 def _remedy(
-    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: int
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try
 ) -> tuple[str, Loc]:
     """(what to do, the key to change)."""
+    if fit.blocks:
+        return _blocks(spec, fit, cut, limits, attempt)
     if fit.pinned_bytes:
-        small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
-        do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
-        return do, ("limits", "kv_cache_gib")
-    if told := _shorter(spec, fit, cut, limits, seqs):
-        return told, ("limits", "max_model_len")
+        return _pinned(spec, fit, cut, limits, attempt)
+    shorter = _shorter(spec, fit, cut, limits, attempt)
+    if told := _narrower(spec, attempt):
+        return f"{told}, or {shorter}" if shorter else told, ("precision", "dtype")
+    if shorter:
+        return shorter, ("limits", "max_model_len")
     if told := _smaller_step(spec, fit, cut, limits):
         return told, ("limits", "max_num_seqs")
-    return _elsewhere(spec, fit, cut, limits), ("model", "config")
+    return _elsewhere(spec, fit, cut, limits, attempt), ("model", "config")
 
 
-def _shorter(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, seqs: int) -> str:
-    """The max_model_len to write; empty: none helps."""
-    best = reach(fit, cut, limits).best // ROUND_TOKENS * ROUND_TOKENS
-    if not best or best >= limits.length:
+def _narrower(spec: ClusterSpec, attempt: Try) -> str:
+    """That weights and cache of 32 bits become half as large in 16; empty: it does not help."""
+    if spec.precision.dtype != WIDE:
         return ""
-    few = limits
-    if seqs > limits.seqs:
-        held = within_cache(
-            Scene(spec, fit, None, cut), Chosen(seqs), replace(limits, seqs=seqs, length=best)
-        )
-        few = replace(limits, seqs=max(limits.seqs, held.value))
-    sure = reach(fit, cut, few).sure // ROUND_TOKENS * ROUND_TOKENS
-    told = _written("max_model_len", sure, best)
-    return f"{told}{within(spec, sure or best)}"
+    precision = spec.precision.model_copy(update={"dtype": "auto"})
+    return _first(
+        [("write dtype: auto", spec.model_copy(update={"precision": precision}))], attempt
+    )
 
 
-def within(spec: ClusterSpec, length: int) -> str:
-    """Which other written keys must follow a max_model_len of so many tokens (spec/rules.py)."""
-    most, work = spec.door.max_tokens, spec.workload
-    asked = work.prompt_tokens + work.output_tokens
-    keys = [f"door.max_tokens ({most})"] if most != "auto" and most > length else []
-    if "workload" in spec.model_fields_set and asked > length:
-        keys.append(f"prompt_tokens and output_tokens of workload ({asked} together)")
-    return f", with {' and '.join(keys)} no larger than it" if keys else ""
+def _pinned(
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try
+) -> tuple[str, Loc]:
+    """That the KV cache takes what is left, and what else is needed where that is too little."""
+    free = spec.model_copy(
+        update={"limits": spec.limits.model_copy(update={"kv_cache_gib": "auto"})}
+    )
+    if attempt(free) is None:
+        do, at = _remedy(free, _refit(fit, free), cut, limits, attempt)
+        return f"write kv_cache_gib: auto, and {do}", at
+    small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
+    do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
+    return do, ("limits", "kv_cache_gib")
+
+
+def _blocks(
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try
+) -> tuple[str, Loc]:
+    """The number of blocks to write, or that nobody should write one."""
+    least, sure, best = fit.block_range(cut, limits)
+
+    def held(blocks: int, judge: str) -> int:
+        fixed = _argued(fit, {**spec.engine_args, BLOCKS: blocks})
+        return blocks if blocks >= least and getattr(fixed, judge)(cut, limits) else 0
+
+    told = _written(BLOCKS, held(sure, "sure"), held(best, "holds"))
+    if told and fit.blocks < least:
+        told = f"write {BLOCKS}: {least} at least, for one request, and {best} at most"
+    free = _argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
+    if free.holds(cut, limits):
+        return f"{told}, or remove it" if told else "remove it", ("engine_args", BLOCKS)
+    if told:
+        return told, ("engine_args", BLOCKS)
+    do, at = _remedy(free.spec, free, cut, limits, attempt)
+    return f"remove engine_args.{BLOCKS}, and {do}", at
+
+
+def _argued(fit: Fit, arguments: dict[str, Any]) -> Fit:
+    """The judge of the same spec with other `engine_args`."""
+    return _refit(fit, fit.spec.model_copy(update={"engine_args": arguments}))
+
+
+def _shorter(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
+    """The max_model_len to write; empty: none helps."""
+    found = possible(fit, cut, limits, attempt)
+    told, least = found.told(free=spec.limits.max_num_seqs == "auto"), found.sure or found.best
+    return f"{told}{within(spec, least.limits.length)}" if least is not None else ""
 
 
 def _smaller_step(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> str:
@@ -163,36 +165,24 @@ def _most(
 
 
 def _written(name: str, sure: int, best: int) -> str:
-    """The value to write; empty: there is none."""
-    if not best:
-        return ""
-    if not sure:
-        return f"write {name}: {best} at the very best, {MEASURE}"
-    if sure >= best:
-        return f"write {name}: {best} at most"
-    return f"write {name}: {sure}, which is sure to fit, or {best} at the very best, {MEASURE}"
+    """The number to write; empty: there is none."""
+    return written(name, str(sure or ""), str(best or ""))
 
 
 # ── where neither length nor batch is the trouble ───────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class _Way:
-    """Something else that may be tried."""
-
-    fit: Fit
-    cut: Cut
-    told: str
+_Way = tuple[str, ClusterSpec]
+"""What to do, and the spec that it makes."""
 
 
-def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> str:
+def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
     """What holds the weights: as little as possible beyond the pool that is there."""
-    stays = _first(_of_pool(spec, fit, cut), limits)
-    if stays:
+    if stays := _first(_of_pool(spec, fit), attempt):
         return stays
-    lighter = _first(_of_fewer_bits(spec, fit), limits)
+    lighter = _lightest(spec, fit, limits)
     ways = [lighter] if lighter else []
-    if more := _first(_of_more_gpus(spec, fit, cut), limits):
+    if more := _first(_of_more_gpus(spec, fit, cut, limits), attempt):
         ways.append(more)
     if ways:
         return ", or ".join(ways)
@@ -202,49 +192,60 @@ def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> s
     )
 
 
-def _first(ways: Iterable[_Way], limits: EngineLimits) -> str:
-    """The first way that is sure to hold, else the first that may, said so; empty: none."""
+def _first(ways: Iterable[_Way], attempt: Try) -> str:
+    """The first way whose plan fits for sure, else the first that may, said so; empty: none."""
     maybe = ""
-    for way in ways:
-        try:
-            if way.fit.sure(way.cut, limits):
-                return way.told
-            if not maybe and way.fit.expects(way.cut, limits):
-                maybe = f"{way.told}, {MEASURE}"
-        except SpecError:  # a cut that vLLM does not make
+    for told, spec in ways:
+        found = attempt(spec)
+        if found is None:
             continue
+        said = told.format(tensor=found.cut.tensor, pipeline=found.cut.pipeline)
+        if found.sure:
+            return said
+        maybe = maybe or f"{said}, {MEASURE}"
     return maybe
 
 
-def _of_pool(spec: ClusterSpec, fit: Fit, cut: Cut) -> Iterator[_Way]:
+def _of_pool(spec: ClusterSpec, fit: Fit) -> Iterator[_Way]:
     """With the hosts, the GPUs and the checkpoint that are there."""
     usual = type(spec.limits).model_fields["gpu_memory_utilization"].default
     if spec.limits.gpu_memory_utilization < usual:
         limits = spec.limits.model_copy(update={"gpu_memory_utilization": usual})
-        roomy = _refit(fit, spec.model_copy(update={"limits": limits}))
-        yield _Way(roomy, cut, f"write gpu_memory_utilization: {usual}")
+        told = f"write gpu_memory_utilization: {usual}"
+        yield told, spec.model_copy(update={"limits": limits})
     if spec.parallelism.tensor == spec.parallelism.pipeline == "auto":
         return  # all were tried
-    for other in _pool_cuts(spec, fit):
-        told = f"write parallelism: {{tensor: {other.tensor}, pipeline: {other.pipeline}}}"
-        yield _Way(fit, other, told)
+    for cut in _pool_cuts(spec, fit):
+        yield f"write {CUT}", _cut_so(spec, cut)
 
 
-def _of_fewer_bits(spec: ClusterSpec, fit: Fit) -> Iterator[_Way]:
+def _cut_so(spec: ClusterSpec, cut: Cut) -> ClusterSpec:
+    parts = {"tensor": cut.tensor, "pipeline": cut.pipeline}
+    return spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update=parts)})
+
+
+def _lightest(spec: ClusterSpec, fit: Fit, limits: EngineLimits) -> str:
+    """A checkpoint of fewer bits that holds for sure, else one that may; empty: none.
+
+    No plan of it can be made without its config.json, so memory alone is asked.
+    """
+    maybe = ""
+    narrow = ", with dtype: auto" if spec.precision.dtype == WIDE else ""
     for bits in _bits(fit):
         light = _lighter(fit, bits)
         for cut in _pool_cuts(spec, light):
-            yield _Way(
-                light,
-                cut,
-                f"take a checkpoint of {bits} bits a weight in all linear layers{_as(spec, cut)}",
-            )
+            told = f"take a checkpoint of {bits} bits a weight in all linear layers{_as(spec, cut)}"
+            if _asked(light.sure, cut, limits):
+                return f"{told}{narrow}"
+            if not maybe and _asked(light.expects, cut, limits):
+                maybe = f"{told}{narrow}, {MEASURE}"
+    return maybe
 
 
 def _as(spec: ClusterSpec, cut: Cut) -> str:
     wanted = spec.parallelism
     kept = {(wanted.tensor, cut.tensor), (wanted.pipeline, cut.pipeline)}
-    if all(written in ("auto", found) for written, found in kept):
+    if all(key in ("auto", found) for key, found in kept):
         return ""
     return f" with tensor {cut.tensor} x pipeline {cut.pipeline}"
 
@@ -255,26 +256,50 @@ def _bits(fit: Fit) -> tuple[int, ...]:
     return (8, 4) if bits > EIGHT_BITS else (4,) if bits > FOUR_BITS else ()
 
 
-def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut) -> Iterator[_Way]:
-    """With more GPUs of the same kind: on one host, as far as hosts are built, and on more hosts."""
+def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> Iterator[_Way]:
+    """With more GPUs of the same kind: on one host, as far as hosts are built, and on more hosts.
+
+    Of each number first the cut that a plan chooses, then others, which are to be written.
+    """
     pool = serving_pool(spec)
     larger = [(1, gpus) for gpus in HOST_GPUS if gpus > pool.gpus_per_host]
     more = [(hosts, pool.gpus_per_host) for hosts in range(pool.hosts + 1, MOST_HOSTS + 1)]
     least = fit.weights(cut) * cut.tensor * cut.pipeline / 2
-    seen = {cut, *_pool_cuts(spec, fit)}
+    most, wanted = spec.replicas.max, spec.parallelism
+    fixed = not wanted.tensor == wanted.pipeline == "auto"
+    seen = {one for one in _pool_cuts(spec, fit) if gangs(pool, one) >= most}
     for hosts, gpus in sorted((*larger, *more), key=lambda one: (math.prod(one), one[0])):
-        sizes = _sizes(fit, gpus)
+        sizes, size = _sizes(fit, gpus), {"hosts": hosts, "gpus_per_host": gpus}
         # Of a host's GPUs in several stages more may be sure than of as many ranks, which NCCL joins.
         whole = [Cut(one, gpus // one) for one in sorted(sizes, reverse=True) if gpus % one == 0]
-        ways = cuts(hosts, gpus, sizes, fit.profile.layers)
-        for other in (*whole, *ways) if hosts == 1 else ways:
-            ranks = other.tensor * other.pipeline
-            if other in seen or ranks * fit.requested_bytes < least:
-                continue
-            seen.add(other)
-            where = f"{gpus} such GPUs on a host" if hosts == 1 else f"{hosts} such hosts"
-            told = f"take {where} (tensor {other.tensor} x pipeline {other.pipeline})"
-            yield _Way(fit, other, told)
+        ways = [*(whole if hosts == 1 else []), *cuts(hosts, gpus, sizes, fit.profile.layers)]
+        resized = pool.model_copy(update=size)
+        new = [
+            one for one in dict.fromkeys(ways) if one not in seen and gangs(resized, one) >= most
+        ]
+        seen.update(new)
+        able = [
+            one
+            for one in new
+            if one.tensor * one.pipeline * fit.requested_bytes >= least
+            and _asked(fit.expects, one, limits)
+        ]
+        pools = [resized if one is pool else one for one in spec.node_pools]
+        there = spec.model_copy(update={"node_pools": pools})
+        where = f"{gpus} such GPUs on a host" if hosts == 1 else f"{hosts} such hosts"
+        if able:
+            yield f"take {where} (tensor {{tensor}} x pipeline {{pipeline}})", there
+        for other in able:
+            if fixed or _asked(fit.sure, other, limits):
+                yield f"take {where}, with {CUT}", _cut_so(there, other)
+
+
+def _asked(judge: Callable[[Cut, EngineLimits], bool], cut: Cut, limits: EngineLimits) -> bool:
+    """The judge's answer; no of a cut that vLLM does not make."""
+    try:
+        return judge(cut, limits)
+    except SpecError:
+        return False
 
 
 def _pool_cuts(spec: ClusterSpec, fit: Fit) -> list[Cut]:

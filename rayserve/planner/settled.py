@@ -15,6 +15,7 @@ from rayserve.planner.arguments import check_engine_args, check_formats
 from rayserve.planner.catalogue import Gpu, accelerator_type, find_gpu
 from rayserve.planner.checkpoint import checkpoint_sum
 from rayserve.planner.fit import EngineLimits, Fit
+from rayserve.planner.lengths import Tried, Try
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
 from rayserve.planner.placement import choose_cut, place
@@ -89,8 +90,8 @@ Attempt = Callable[[ClusterSpec], Settled | None]
 """What another spec of the same model would come to; None: it would be refused."""
 
 
-def settle(spec: ClusterSpec, weights: Weights) -> Settled:
-    """What the spec comes to.
+def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settled:
+    """What the spec comes to; `advise`: people read its notes and what a refusal tells them to do.
 
     Raises:
         SpecError: a value that this hardware or model does not take.
@@ -121,7 +122,7 @@ def settle(spec: ClusterSpec, weights: Weights) -> Settled:
     )
     told = [*told, *rope_notes(spec, profile)]
     timing = read_timing(fit)
-    sizing = size(spec, profile, fit, cut, timing)
+    sizing = size(spec, profile, fit, cut, timing, tries(weights) if advise else None)
     placement = place(spec, pool, cut, label)
     return Settled(
         spec, profile, gpu, architecture, fit, obstacles, cut, placement, timing, sizing, told
@@ -135,11 +136,24 @@ def attempts(weights: Weights) -> Attempt:
         if first_problem(spec) is not None:
             return None
         try:
-            return settle(spec, weights)
+            return settle(spec, weights, advise=False)
         except RayserveError:
             return None
 
     return attempt
+
+
+def tries(weights: Weights) -> Try:
+    """The same, as remedies ask it."""
+    attempt = attempts(weights)
+
+    def tried(spec: ClusterSpec) -> Tried | None:
+        made = attempt(spec)
+        if made is None or made.fit is None:
+            return None
+        return Tried(made.cut, made.limits, made.fit.sure(made.cut, made.limits))
+
+    return tried
 
 
 def judge(

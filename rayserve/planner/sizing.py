@@ -21,12 +21,13 @@ from rayserve.planner.aims import (
 )
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.fit import EngineLimits, Fit, pinned_bytes
+from rayserve.planner.lengths import Try, possible, within
 from rayserve.planner.memory import simple as memory
 from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.positions import longest, stretched
 from rayserve.planner.profile import ModelProfile
-from rayserve.planner.remedies import does_not_fit, reach, within
+from rayserve.planner.remedies import does_not_fit
 from rayserve.planner.timing import Timing, spread
 from rayserve.planner.wishes import expected
 from rayserve.spec import ClusterSpec
@@ -92,9 +93,16 @@ def _least(spec: ClusterSpec, profile: ModelProfile, gpu: Gpu) -> EngineLimits:
 
 
 def size(
-    spec: ClusterSpec, profile: ModelProfile, fit: Fit | None, cut: Cut, timing: Timing | None
+    spec: ClusterSpec,
+    profile: ModelProfile,
+    fit: Fit | None,
+    cut: Cut,
+    timing: Timing | None,
+    attempt: Try | None = None,
 ) -> Sizing:
     """Limits that fit; `fit` is None for the CPU engine, `timing` where no latency is known.
+
+    `attempt` plans what notes and refusals tell people to write; None: nobody reads them.
 
     Raises:
         SpecError: max_model_len is beyond the model's positions.
@@ -124,7 +132,7 @@ def size(
     scene = Scene(spec, fit, timing, cut)
     seqs = choose_seqs(scene, least.step_tokens, most)
     if not fit.holds(cut, least):
-        raise does_not_fit(spec, fit, cut, least, seqs.value)
+        raise does_not_fit(spec, fit, cut, least, attempt)
     seqs = _held_seqs(scene, seqs, least)
     step = choose_step(scene, seqs.value, most)
     usual = max(least.length, min(most, sum(expected(spec, most))))
@@ -138,7 +146,7 @@ def size(
     seqs = _sure_seqs(scene, seqs, at(length.value))
     chosen = at(length.value)
     if not fit.holds(cut, chosen):
-        raise does_not_fit(spec, fit, cut, chosen)
+        raise does_not_fit(spec, fit, cut, chosen, attempt)
     estimate = fit.estimate(cut, chosen)
     return Sizing(
         max_model_len=length,
@@ -148,26 +156,18 @@ def size(
         graphs=uses_graphs(spec, fit.gpu),
         graphs_reason=_graphs_reason(scene, chosen),
         memory=estimate,
-        notes=_notes(spec, profile, fit, cut, chosen, estimate),
+        notes=_notes(fit, cut, profile, chosen, estimate, attempt),
     )
 
 
-def _shortened(fit: Fit, cut: Cut, whole: EngineLimits, length: int) -> str:
+def _shortened(fit: Fit, cut: Cut, whole: EngineLimits, length: int, attempt: Try) -> str:
     """That a request may be shorter than the model allows, and how long a person may make it."""
-    found = reach(fit, cut, whole)
+    found = possible(fit, cut, whole, attempt, above=length)
     note = f"max_model_len is {length:,} of the model's {whole.length:,} tokens"
-    if found.best <= length:
+    told = found.told(free=fit.spec.limits.max_num_seqs == "auto")
+    if not told:
         return f"{note}: no longer request fits."
-    if found.sure <= length:
-        longer = f"up to {found.best:,} at the very best, and no longer one is sure to fit"
-    elif found.sure < found.best:
-        longer = f"{found.sure:,} for sure, and up to {found.best:,} at the very best"
-    else:
-        longer = f"up to {found.best:,}"
-    return (
-        f"{note}, which leaves room for several such requests; one alone could have {longer}: write "
-        "limits.max_model_len to allow it."
-    )
+    return f"{note}, which leaves room for several such requests. For a longer one {told}."
 
 
 def _held_seqs(scene: Scene, seqs: Chosen, least: EngineLimits) -> Chosen:
@@ -208,32 +208,32 @@ def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
     )
 
 
-def judged(
-    spec: ClusterSpec, profile: ModelProfile, sizing: Sizing, measured: Fit, cut: Cut
-) -> Sizing:
+def judged(made: Sizing, profile: ModelProfile, measured: Fit, cut: Cut, attempt: Try) -> Sizing:
     """The same limits, with the estimate that real starts narrowed; they choose nothing anew.
 
     Raises:
         DoesNotFitError: the starts show that the limits do not fit.
     """
     limits = EngineLimits(
-        sizing.max_num_batched_tokens.value, sizing.max_num_seqs.value, sizing.max_model_len.value
+        made.max_num_batched_tokens.value, made.max_num_seqs.value, made.max_model_len.value
     )
+    spec = measured.spec
     if not measured.holds(cut, limits):
-        raise does_not_fit(spec, measured, cut, limits)
+        raise does_not_fit(spec, measured, cut, limits, attempt)
     memory = measured.estimate(cut, limits)
-    notes = _notes(spec, profile, measured, cut, limits, memory)
-    return replace(sizing, memory=memory, notes=notes)
+    notes = _notes(measured, cut, profile, limits, memory, attempt)
+    return replace(made, memory=memory, notes=notes)
 
 
 def _notes(
-    spec: ClusterSpec,
-    profile: ModelProfile,
     fit: Fit,
     cut: Cut,
+    profile: ModelProfile,
     limits: EngineLimits,
     estimate: MemoryEstimate,
+    attempt: Try | None,
 ) -> tuple[str, ...]:
+    spec = fit.spec
     measure, length, most = fit.measure(cut, limits), limits.length, _most_len(spec, profile)
     notes = [f"Measure before you rely on it, on one such host: {measure}"] if measure else []
     notes += _offloaded(fit, cut)
@@ -244,9 +244,10 @@ def _notes(
             notes.append(HYBRID)
     if estimate.kv_tokens < length:
         notes.append(TIGHT.format(tokens=estimate.kv_tokens, length=length))
-    if length < most:
-        step = _whole_prompt(spec, Chosen(limits.step_tokens), most).value
-        notes.append(_shortened(fit, cut, EngineLimits(step, limits.seqs, most), length))
+    if length < most and attempt is not None:
+        least = _least(spec, profile, fit.gpu)
+        step = _whole_prompt(spec, Chosen(least.step_tokens), most).value
+        notes.append(_shortened(fit, cut, EngineLimits(step, least.seqs, most), length, attempt))
     return tuple(notes)
 
 

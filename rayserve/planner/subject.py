@@ -19,10 +19,6 @@ GUESSING = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 GUESSERS = frozenset({"MiMoForCausalLM", "Ernie4_5_MoeForCausalLM", "NemotronHForCausalLM"})
 """Families with such layers in vLLM, of which the planner has no shapes."""
 
-HALF_ONLY = frozenset({"fp8", "gptq"})
-"""Methods that vLLM computes with in 16 bits alone (get_supported_act_dtypes of Fp8Config and of
-AutoGPTQConfig, which VllmConfig asks)."""
-
 
 def read_model_profile(
     spec: ClusterSpec,
@@ -71,14 +67,6 @@ def check_method(spec: ClusterSpec, profile: ModelProfile) -> None:
             found=f"{asked}, and a config.json of {profile.quantization}",
             do="write auto: vLLM reads the method from config.json",
             where=spec.where("precision", "quantization"),
-        )
-    method = profile.quantization
-    if method in HALF_ONLY and spec.precision.dtype == "float32":
-        raise SpecError(
-            f"a dtype of 16 bits for weights of method {method}, as vLLM asks",
-            found="dtype: float32",
-            do="write dtype: auto",
-            where=spec.where("precision", "dtype"),
         )
 
 

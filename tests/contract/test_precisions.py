@@ -59,6 +59,15 @@ def test_the_table_is_of_the_installed_version():
     assert vllm.__version__.startswith(TABLE.vllm)
 
 
+def test_the_kernels_of_quantized_weights_take_the_types_of_the_table():
+    """Where a method takes more, cutlass_scaled_mm asserts these; Marlin's own are compiled."""
+    tree = ast.parse((ROOT / "_custom_ops.py").read_text())
+    scaled = next(one for one in tree.body if getattr(one, "name", "") == "cutlass_scaled_mm")
+    first = next(one for one in ast.walk(scaled) if isinstance(one, ast.Assert))
+    types = {node.attr for node in ast.walk(first.test) if isinstance(node, ast.Attribute)}
+    assert types == set(TABLE.kernel_act)
+
+
 def test_every_method_of_vllm_has_a_row_and_the_removed_have_none():
     """Methods are those that --quantization takes, no more and no less."""
     from vllm.model_executor.layers.quantization import (

@@ -125,6 +125,44 @@ def test_heads_that_a_whole_config_leaves_out_are_those_of_its_class(kind, kv_he
     assert (stated.kv_heads, stated.head_dim) == (2, 64)
 
 
+SILENT = {
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 4,
+    "intermediate_size": 6144,
+    "vocab_size": 1024,
+    "max_position_embeddings": 32768,
+}
+"""What no config leaves out."""
+
+
+def test_the_width_of_an_expert_that_a_whole_config_leaves_out_is_that_of_its_class():
+    """Qwen3-MoE's class holds 768, not the width of a dense layer; a stated one is taken."""
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
+    silent = {**SILENT, **experts, "model_type": "qwen3_moe"}
+    silent["architectures"] = ["Qwen3MoeForCausalLM"]
+    for content, width in ((silent, 768), ({**silent, "moe_intermediate_size": 512}, 512)):
+        assert read_architecture(content, FILE).layers[0].mlp.expert_width == width
+        assert read_profile(content, FILE).expert_intermediate == width
+
+
+def test_a_window_that_a_whole_config_leaves_out_is_that_of_its_class():
+    """Mistral's class holds 4,096; null, as later checkpoints state, is none."""
+    silent = {**SILENT, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    for content, window in ((silent, 4096), ({**silent, "sliding_window": None}, 0)):
+        found = read_architecture(content, FILE).layers
+        assert {layer.attention.window for layer in found} == {window}
+
+
+@pytest.mark.parametrize("kind, tied", [("cohere2", True), ("gemma2", True), ("qwen3", False)])
+def test_an_output_that_a_whole_config_leaves_out_is_tied_as_in_its_class(kind, tied):
+    """The rough estimate of a model that is not laid out counts one matrix, not two, where it is."""
+    silent = {**SILENT, "model_type": kind, "architectures": ["ArceeForCausalLM"]}
+    assert read_profile(silent, FILE).tied_embeddings is tied
+    stated = {**silent, "tie_word_embeddings": not tied}
+    assert read_profile(stated, FILE).tied_embeddings is not tied
+
+
 def test_the_table_of_defaults_names_its_types():
     """Every part that a composite config may leave silent has an entry."""
     data = Path(__file__).parents[2] / "rayserve" / "data" / "config-defaults.json"

@@ -145,49 +145,6 @@ def surely(made: Plan) -> bool:
     return made.memory.verdict.startswith("fits")
 
 
-# ── lengths ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_refused_length_names_one_that_is_sure_and_one_at_the_very_best():
-    """Who writes the first gets "fits"; the second may start, and 1,024 more than it cannot."""
-    do = refusal(SMALL, "L4-24GB", 1, add=length(131072))
-    sure, best = map(int, re.findall(r"(\d{4,})", do))
-    assert "sure to fit" in do
-    assert "at the very best" in do
-    assert 2048 < sure < best < 131072
-    assert surely(plan(SMALL, "L4-24GB", 1, add=length(sure)))
-    assert not surely(plan(SMALL, "L4-24GB", 1, add=length(best)))
-    assert refusal(SMALL, "L4-24GB", 1, add=length(best + 1024))
-
-
-def test_the_note_of_a_longer_request_tells_what_is_sure():
-    """The first length of the note is one that fits for sure, the second is not."""
-    made = plan(SMALL, "L4-24GB", 1)
-    note = next(note for note in made.notes if "one alone could have" in note)
-    said = re.search(r"could have ([\d,]+) for sure, and up to ([\d,]+) at the very best", note)
-    sure, best = (int(found.replace(",", "")) for found in said.groups())
-    assert surely(plan(SMALL, "L4-24GB", 1, add=length(sure)))
-    assert plan(SMALL, "L4-24GB", 1, add=length(best)).memory.verdict.startswith("within")
-
-
-def test_a_length_that_no_end_of_the_range_makes_sure_is_said_to_be_so():
-    """Where the low end leaves no cache at all, no length is called sure."""
-    made = plan(KIMI, "A100-80GB-SXM", 8)
-    note = next(note for note in made.notes if "one alone could have" in note)
-    assert "no longer one is sure to fit" in note
-    assert "where only a measurement tells" in refusal(KIMI, "A100-80GB-SXM", 8, add=length(131072))
-
-
-def test_sequences_do_not_make_a_sure_length_unsure():
-    """A request that fits beside few sequences for sure gets few, with that reason."""
-    do = refusal(SMALL, "L4-24GB", 1, add=length(131072))
-    sure = int(re.findall(r"(\d{4,})", do)[0])
-    made = plan(SMALL, "L4-24GB", 1, add=length(sure + 1024))
-    seqs = next(item for item in made.replica.engine_args if item.name == "max_num_seqs")
-    assert surely(made)
-    assert f"not sure that a request of {sure + 1024:,} tokens fits" in seqs.reason
-
-
 # ── steps and sequences ─────────────────────────────────────────────────────────────────────────
 
 
@@ -233,9 +190,44 @@ def test_fewer_bits_are_told_only_where_they_fit():
     assert "checkpoint of 4 bits" in do
     assert surely(plan({**GEMMA, "quantization_config": INT4}, "RTX-3090-24GB", 1))
     assert refusal({**GEMMA, "quantization_config": FP8}, "RTX-3090-24GB", 1)
-    assert "take 4 such GPUs on a host (tensor 1 x pipeline 4)" in do
-    cut = "  parallelism: {tensor: 1, pipeline: 4}\n"
-    assert surely(plan(GEMMA, "RTX-3090-24GB", 4, add=cut))
+    assert "take 4 such GPUs on a host, with parallelism: {tensor: 1, pipeline: 4}" in do
+
+
+@pytest.mark.parametrize(
+    "model, where, add",
+    [
+        (GEMMA, ("RTX-3090-24GB", 1), ""),
+        (GEMMA, ("RTX-3090-24GB", 1), "  limits: {max_model_len: 65536}\n"),
+        (GEMMA, ("RTX-3090-24GB", 1), "  parallelism: {tensor: 1, pipeline: 1}\n"),
+        (LARGE, ("A100-80GB-SXM", 8), ""),
+        (LARGE, ("A100-80GB-SXM", 8, 2), "  replicas: {max: 2}\n  parallelism: {pipeline: 1}\n"),
+        (LARGE, ("A100-80GB-SXM", 4), "  replicas: {max: 2}\n"),
+        (PACKED, ("A100-80GB-SXM", 2), ""),
+        (PACKED, ("RTX-4090-24GB", 1, 2), ""),
+        (KIMI, ("H200-141GB-SXM", 2), ""),
+        (GPT_OSS_120B, ("L40S-48GB", 1), ""),
+    ],
+)
+def test_more_gpus_that_are_told_hold_a_plan_when_they_are_taken(model, where, add):
+    """With the cut that is named, which `auto` chooses or the remedy says to write; else it is no help."""
+    do = refusal(model, *where, add=add)
+    found = re.search(
+        r"take (\d+) such (GPUs on a host|hosts)(?: \(tensor (\d+) x pipeline (\d+)\)|"
+        r", with (parallelism: \{tensor: (\d+), pipeline: (\d+)\}))(, where only)?",
+        do,
+    )
+    assert found is not None, do
+    count, what = int(found[1]), found[2]
+    there = (where[0], where[1], count) if what == "hosts" else (where[0], count)
+    if found[5]:
+        add = re.sub(r"  parallelism: .*\n", "", add) + f"  {found[5]}\n"
+    made = plan(model, *there, add=add)
+    cut = (
+        made.replica.placement.tensor_parallel_size,
+        made.replica.placement.pipeline_parallel_size,
+    )
+    assert cut == (int(found[3] or found[6]), int(found[4] or found[7]))
+    assert surely(made) is not bool(found[8])
 
 
 def test_more_hosts_are_told_by_their_number():
@@ -271,11 +263,18 @@ def test_what_the_pool_has_comes_first():
     assert refusal(PACKED, "A100-80GB-SXM", 8, add=low) == "write gpu_memory_utilization: 0.92"
 
 
+def test_a_fixed_cache_is_no_answer_where_what_is_left_does_not_do_either():
+    """`auto` is told alone where it plans, and with what else is needed where it does not."""
+    pinned = "  limits: {kv_cache_gib: 40}\n"
+    assert refusal(SMALL, "L4-24GB", 1, add=pinned) == "write kv_cache_gib: auto"
+    assert plan(SMALL, "L4-24GB", 1).memory
+    do = refusal(LARGE, "A100-80GB-SXM", 8, add=pinned)
+    assert do == f"write kv_cache_gib: auto, and {refusal(LARGE, 'A100-80GB-SXM', 8)}"
+
+
 def test_it_is_said_where_nothing_holds():
     """405B on one GPU of 24 GB a host: no bits and no number of hosts that anybody has."""
-    do = refusal(PACKED, "RTX-4090-24GB", 1, 2)
-    assert do.startswith("take ")
-    assert "(tensor" in do or "smaller model" in do
+    assert refusal(PACKED, "RTX-4090-24GB", 1, 2).startswith("take 15 such hosts")
     assert refusal(LARGE, "L4-24GB", 1).startswith("take a smaller model or larger GPUs")
 
 

@@ -82,6 +82,9 @@ def bounded(
         pinned_kv_bytes=setup.pinned_kv_bytes,
         ranks=setup.tensor * setup.pipeline,
     )
+    if setup.blocks_override:
+        block = setup.block_size * request_bytes // setup.max_model_len
+        budget = budget.with_cache(setup.blocks_override * block)
     return Bounded(budget, judge(budget, request_bytes, free_bytes=setup.free_bytes))
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -56,18 +56,34 @@ class Budget:
     """Of the whole replica."""
     pinned: bool = False
     """The KV cache has the size that was asked for, whatever is left."""
+    overridden: bool = False
+    """It has as many blocks as were asked for; vLLM asks for its share of the GPU all the same."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the size of the KV cache is not what is left."""
+        return self.pinned or self.overridden
+
+    @property
+    def room(self) -> Range:
+        """The largest KV cache that the GPU has memory for, whatever share of it vLLM asks for."""
+        used = combined([*(term for _, term in self.counted), self.outside, CONTEXT])
+        free = self.total_bytes
+        return Range(free - used.high, free - used.expected, free - used.low)
 
     @property
     def spare(self) -> Range:
         """What the GPU has left when everything is there, the process's CUDA context included."""
-        beside = [self.outside, CONTEXT]
-        if not self.pinned:
-            used = combined(beside)
-            free = self.total_bytes - self.requested_bytes
-        else:
-            used = combined([*(term for _, term in self.counted), *beside])
-            free = self.total_bytes - self.kv.expected
+        if self.fixed:
+            room, kv = self.room, self.kv.expected
+            return Range(room.low - kv, room.expected - kv, room.high - kv)
+        used = combined([self.outside, CONTEXT])
+        free = self.total_bytes - self.requested_bytes
         return Range(free - used.high, free - used.expected, free - used.low)
+
+    def with_cache(self, kv_bytes: int) -> Budget:
+        """The same rank with a KV cache of so many bytes (`num_gpu_blocks_override`)."""
+        return replace(self, kv=Range.exact(kv_bytes, "asked for"), overridden=True)
 
 
 def requested_bytes(total_bytes: int, utilization: float) -> int:
@@ -171,7 +187,7 @@ def judge(budget: Budget, request_bytes: int, *, free_bytes: int | None = None) 
     if budget.kv.high < request_bytes or budget.kv.high <= 0:
         return Verdict(Outcome.CANNOT, margin, f"{one}, and {left}")
     spare = budget.spare
-    if budget.pinned and spare.high < 0:
+    if budget.fixed and spare.high < 0:
         return Verdict(Outcome.CANNOT, margin, f"the GPU lacks {_gib(-spare.high)} at least")
     if margin < 0 or budget.kv.low <= 0:
         return Verdict(Outcome.MEASURE, margin, f"{one}, and {left}")
@@ -182,8 +198,8 @@ def judge(budget: Budget, request_bytes: int, *, free_bytes: int | None = None) 
     if before < 0 and not budget.pinned and free_bytes is None:
         short = f"{_gib(-before)} may be taken by CUDA's context and NCCL"
         return Verdict(Outcome.MEASURE, margin, f"{short} of what is requested")
-    # Without a pinned size the room of the step's peak is free while graphs are recorded.
-    doubtful = spare.low if budget.pinned else spare.expected
+    # Without a fixed size the room of the step's peak is free while graphs are recorded.
+    doubtful = spare.low if budget.fixed else spare.expected
     if doubtful < 0:
         short = f"{_gib(-doubtful)} may be missing for CUDA graphs and context"
         return Verdict(Outcome.MEASURE, margin, f"{short} beside what is requested")

@@ -44,7 +44,6 @@ SPARSE_BLOCK_TOKENS = 64
 STATES_CACHED = (0, 21)
 """From here prefixes of recurrent models are kept; logs of 0.24 show it, when it began is assumed."""
 
-
 NOTHING = Range.exact(0)
 
 
@@ -148,9 +147,15 @@ def estimate(
     stages[-1] += setup.extra_caches
     layout = cache_layout(stages, settings)
     sizes = stage_bytes(architecture, setup) if weights is None else weights
+    width = _flashinfer_width(architecture, setup)
     budgets = tuple(
-        stage_budget(architecture, setup, stage, size) for stage, size in enumerate(sizes)
+        stage_budget(architecture, setup, stage, size, width) for stage, size in enumerate(sizes)
     )
+    if setup.blocks_override:
+        budgets = tuple(
+            one.with_cache(setup.blocks_override * block)
+            for one, block in zip(budgets, layout.stage_block_bytes, strict=True)
+        )
 
     def capacity(sizes: Iterable[int]) -> CacheCapacity:
         return cache_capacity(layout, [max(0, size) for size in sizes], settings)
@@ -240,8 +245,10 @@ def _place(setup: Setup) -> Place:
     )
 
 
-def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int) -> Budget:
-    """The memory of one rank of a pipeline stage, whose weights take `size` bytes."""
+def stage_budget(
+    architecture: Architecture, setup: Setup, stage: int, size: int, width: int
+) -> Budget:
+    """The memory of one rank of a stage with `size` bytes of weights; `width`: `_flashinfer_width`."""
     weights = Range.exact(size, "shapes through the allocator")
     weights = weights.scaled(WEIGHTS_LOW, WEIGHTS_HIGH)
     weights = without(weights, _left(architecture, setup, stage)) + setup.extra
@@ -251,7 +258,6 @@ def stage_budget(architecture: Architecture, setup: Setup, stage: int, size: int
     sizes = setup.graph_sizes
     layers = len(stage_range(len(architecture.layers), setup.pipeline, stage))
     graphs = terms.graph_memory(setup.facts, sizes, layers=layers, experts=work.experts is not None)
-    width = _flashinfer_width(architecture, setup)
     if width and setup.graphs:
         graphs = graphs.beside(
             terms.flashinfer_buffer(

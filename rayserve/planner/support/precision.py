@@ -69,6 +69,7 @@ class Table:
     vllm: str
     chips: Mapping[int, str]
     methods: Mapping[str, Mapping[str, Any]]
+    kernel_act: Sequence[str]
     removed: Mapping[str, str]
     formats: Mapping[str, Mapping[str, Any]]
     kv_cache_dtypes: Sequence[str]
@@ -98,17 +99,18 @@ def check_precision(
     """All findings about number formats on one kind of GPU, refusals first.
 
     `dtype` is the compute type, resolved; `kv_cache_dtype` as in the spec; `compute_capability` as
-    in the catalogue, None for a GPU that is not NVIDIA's, of which nothing is judged.
+    in the catalogue, None for a GPU that is not NVIDIA's: there the methods' types alone are judged.
     """
     if compute_capability is None:
-        return ()
+        found = [check_type(scheme, dtype=dtype) for scheme in dict.fromkeys(schemes)]
+        return tuple(finding for finding in found if finding is not None)
     capability = capability_of(compute_capability)
-    found: list[Finding] = _check_dtype(dtype, capability)
+    findings: list[Finding] = _check_dtype(dtype, capability)
     for scheme in dict.fromkeys(schemes):
-        found += check_scheme(scheme, dtype=dtype, capability=capability)
-    found += _check_kv(schemes, dtype, kv_cache_dtype, attention, capability)
+        findings += check_scheme(scheme, dtype=dtype, capability=capability)
+    findings += _check_kv(schemes, dtype, kv_cache_dtype, attention, capability)
     order = ("refuse", "warn", "note")
-    return tuple(sorted(dict.fromkeys(found), key=lambda item: order.index(item.level)))
+    return tuple(sorted(dict.fromkeys(findings), key=lambda item: order.index(item.level)))
 
 
 # ── weights ───────────────────────────────────────────────────────────────────────────────────────
@@ -123,16 +125,32 @@ def check_scheme(scheme: Scheme, *, dtype: str, capability: int) -> list[Finding
     least = max(row["min"], row.get("needs", 0))
     if capability < least:
         return [_too_old(f"`{scheme.method}`", least, capability, source)]
-    found = []
-    if dtype not in row["act"]:
-        do = f"write dtype: {row['act'][0]}"
-        needed = f"a compute type that `{scheme.method}` takes: {' or '.join(row['act'])}"
-        found.append(Finding("refuse", _DTYPE, needed, dtype, do, "config/vllm.py:908"))
+    refused = check_type(scheme, dtype=dtype, capability=capability)
+    found = [refused] if refused is not None else []
     if row.get("deprecated"):
         needed = "a method that the next versions of vLLM keep"
         do = "take a compressed-tensors checkpoint of the same precision when you next change it"
         found.append(Finding("note", _QUANT, needed, f"`{scheme.method}`, deprecated", do, source))
     return found + _check_integers(scheme, row) + _check_format(scheme, capability)
+
+
+def check_type(scheme: Scheme, *, dtype: str, capability: int | None = None) -> Finding | None:
+    """That vLLM does not compute in this type with such weights; None: it does, or nobody knows.
+
+    With a capability, in vLLM's digits, the kernels are judged too; without, the method alone.
+    """
+    known, name, source = table(), f"`{scheme.method}` takes", "config/vllm.py:908"
+    taken = known.methods.get(scheme.method, {}).get("act", [dtype])
+    form = known.formats.get(scheme.format) if capability is not None else None
+    if form is not None and dtype in taken:
+        taken = [one for one in taken if one in known.kernel_act]
+        name, source = f"the kernels of {form['name']} take", "_custom_ops.py:800"
+    if dtype in taken:
+        return None
+    able = [one for one in taken if one != "bfloat16" or (capability or 80) >= 80]
+    do = f"write dtype: {able[0]}" if able else "take a newer GPU"
+    needed = f"a compute type that {name}: {' or '.join(taken)}"
+    return Finding("refuse", _DTYPE, needed, dtype, do, source)
 
 
 def _check_integers(scheme: Scheme, row: Mapping[str, Any]) -> list[Finding]:

@@ -46,7 +46,9 @@ def inner_types() -> Mapping[str, str]:
 
 @functools.cache
 def whole_defaults() -> Mapping[str, Mapping[str, Any]]:
-    """KV heads and size of a head where a config that is all of the model is silent, by `model_type`."""
+    """Heads, width of an expert, window and tied output where a config that is all of the model is
+    silent, by `model_type`.
+    """
     text = importlib.resources.files("rayserve.data").joinpath("config-defaults.json").read_text()
     return cast("Mapping[str, Mapping[str, Any]]", json.loads(text)["whole"])
 
@@ -58,7 +60,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the usual names, its language model's part without gaps, and its heads.
+    """The config with the usual names, its language model's part without gaps.
 
     Only gaps are filled: what the file says, null included, stays as it is.
     """
