@@ -103,11 +103,11 @@ def _blocks(
     """The number of blocks to write, or that nobody should write one."""
     least, sure, best = fit.block_range(cut, limits)
 
-    def held(blocks: int, judge: str) -> int:
+    def held(blocks: int, judge: Callable[[Fit, Cut, EngineLimits], bool]) -> int:
         fixed = _argued(fit, {**spec.engine_args, BLOCKS: blocks})
-        return blocks if blocks >= least and getattr(fixed, judge)(cut, limits) else 0
+        return blocks if blocks >= least and judge(fixed, cut, limits) else 0
 
-    told = _written(BLOCKS, held(sure, "sure"), held(best, "holds"))
+    told = _written(BLOCKS, held(sure, Fit.sure), held(best, Fit.holds))
     if told and fit.blocks < least:
         told = f"write {BLOCKS}: {least} at least, for one request, and {best} at most"
     free = _argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
