@@ -54,6 +54,12 @@ class AppStatus:
     proxies_healthy: bool
     has_replica: bool = False
     """Whether one of its replicas takes requests."""
+    built: bool = False
+    """Whether its deployments are known, since its import path was called with its arguments."""
+    beside: tuple[str, ...] = ()
+    """Other applications that a config gave, and without which another config takes them away."""
+    kept: tuple[str, ...] = ()
+    """Other applications, which no config takes away, since none gave them."""
 
 
 class _Replica(BaseModel):
@@ -110,6 +116,11 @@ class ServeApi:
         found = app_status(self._details(), app)
         message = self._shown(found.message, MAX_MESSAGE)
         return replace(found, state=self._shown(found.state), message=message)
+
+    def add(self, app: str, config: dict[str, Any]) -> None:
+        """Give Serve the application of `config` beside those that it has; it answers before it has built it."""
+        new = [one for one in config["applications"] if one["name"] == app]
+        self.deploy({**config, "applications": others(self._details(), app) + new})
 
     def deploy(self, config: dict[str, Any]) -> None:
         """Make `config` the whole of what Serve runs; Serve answers before it has built anything."""
@@ -171,6 +182,7 @@ class ServeApi:
 def app_status(details: ServeDetails, app: str) -> AppStatus:
     """The state of one application."""
     found = details.applications.get(app, _Application())
+    rest = {name: one for name, one in details.applications.items() if name != app}
     deployments = found.deployments.values()
     messages = [found.message, *(one.message for one in deployments)]
     replicas = [replica for one in deployments for replica in one.replicas]
@@ -181,6 +193,9 @@ def app_status(details: ServeDetails, app: str) -> AppStatus:
             proxy.status == "HEALTHY" for proxy in (details.proxies or {}).values()
         ),
         has_replica=any(replica.state not in IDLE_STATES for replica in replicas),
+        built=bool(deployments),
+        beside=tuple(name for name, one in rest.items() if one.deployed_app_config),
+        kept=tuple(name for name, one in rest.items() if not one.deployed_app_config),
     )
 
 

@@ -7,13 +7,14 @@ does so too where the revision has failed, so that one is taken away first, and 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from rayserve.clients import AppStatus, answers
-from rayserve.errors import StartError
+from rayserve.errors import HostError, StartError
 from rayserve.plan import Plan
 from rayserve.serve_config import serve_config
 
@@ -27,6 +28,7 @@ TELL_S: Final = 30.0
 SHOWN: Final = 300
 """Characters of what is seen, in a word on the wait."""
 
+_OWN_ERROR: Final = re.compile(r"\brayserve\.errors\.\w+: ")
 _READ_THE_LOG: Final = "read the replica's log under session_latest/logs/serve in Ray's folder"
 
 _Value = TypeVar("_Value")
@@ -41,6 +43,10 @@ class Serve(Protocol):
 
     def deploy(self, config: dict[str, object]) -> None:
         """Make `config` the whole of what Serve runs."""
+        ...
+
+    def add(self, app: str, config: dict[str, object]) -> None:
+        """Give Serve one application beside those that it has."""
         ...
 
     def take_away(self, app: str, config: dict[str, object]) -> None:
@@ -106,10 +112,11 @@ def deploy(
 ) -> Deployed:
     """Deploy the plan's revision and wait until it takes requests on this host.
 
-    `tell` is given a line on each wait, and more while it lasts.
+    What serves is taken away only once Serve has built the new revision, which it refuses where the model, the
+    environment or the packages are not there. `tell` is given a line on each wait, and more while it lasts.
 
     Raises:
-        HostError: Ray does not take the token, or another program has the port.
+        HostError: Ray does not take the token, another program has the port, or Serve runs what no config gave.
         StartError: Ray does not answer, Serve refuses the config, the replica fails, or the start budget is over.
     """
     config = serve_config(plan)
@@ -122,6 +129,7 @@ def deploy(
         needed="Ray's dashboard",
         do="systemctl status ray; journalctl -u ray; `ss -ltnp` shows which program has the port",
     )
+    _check_alone(before)
     ordered = clock()
     if _is_dead(before):
         _order(lambda: serve.take_away(app, config))
@@ -131,6 +139,8 @@ def deploy(
             needed=f"the failed {app} gone from Serve",
             do="serve shutdown -y, and deploy again",
         )
+    if before.beside and (not before.built or _is_dead(before)):
+        _build(app, config, serve, pace)
     _order(lambda: serve.deploy(config))
     pace.until(
         lambda: _check_serves(serve.status(app), app, f"{url}/ready", is_ready),
@@ -139,6 +149,49 @@ def deploy(
         do=_READ_THE_LOG,
     )
     return Deployed(app, url, clock() - ordered)
+
+
+def _check_alone(status: AppStatus) -> None:
+    """An application of `serve run` holds its GPUs, whatever config Serve is given."""
+    if status.kept:
+        raise HostError(
+            "a Serve that runs only what it is deployed",
+            found=f"application {', '.join(f'`{name}`' for name in status.kept)}, of a `serve run`",
+            do="end that `serve run` with Ctrl-C where it runs, or all with `serve shutdown -y`; then deploy again",
+        )
+
+
+def _build(app: str, config: dict[str, object], serve: Serve, pace: _Pace) -> None:
+    """Make Serve build the application while what it has serves on; what cannot be built leaves no trace."""
+    _order(lambda: serve.add(app, config))
+    try:
+        pace.until(
+            lambda: _check_built(serve.status(app), app),
+            BEYOND_ENGINE_S,
+            needed=f"{app} built by Serve",
+            do=_READ_THE_LOG,
+        )
+    except StartError:
+        _order(lambda: serve.take_away(app, config))
+        raise
+
+
+def _check_built(status: AppStatus, app: str) -> None:
+    if status.state == "DEPLOY_FAILED":
+        raise StartError(
+            f"{app} in a form that can start; what serves is left to serve",
+            found=_reason(status),
+            do="mend what it names, plan and deploy again",
+        )
+    if not status.built:
+        raise _NotYet(f"{status.state or 'nothing of that name'} {status.message}".strip())
+
+
+def _reason(status: AppStatus) -> str:
+    """What Serve says of a failure; of a traceback that ends in an error of ours, that error alone."""
+    message = status.message or status.state
+    *_, ours = _OWN_ERROR.split(message)
+    return ours
 
 
 def _one_line(text: str) -> str:
@@ -175,7 +228,7 @@ def _check_serves(
         left = "; what still serves of it is left: `serve shutdown -y` first, where it may go"
         raise StartError(
             f"a replica of {app} that starts",
-            found=status.message or status.state,
+            found=_reason(status),
             do=_READ_THE_LOG + (left if status.has_replica else ""),
         )
     if status.state != "RUNNING":

@@ -27,7 +27,9 @@ from rayserve.usage import PLAN_FILE
 def deploy(plan_file: str, *, dashboard_port: int, token_file: str | None, as_json: bool) -> None:
     """Make the Serve of this host's Ray run PLAN, and nothing else; wait until it is ready.
 
-    On the head, as the user of Ray. What runs already is left alone, what has failed is tried anew.
+    On the head, as the user of Ray. What runs already is left alone, what has failed is tried anew. What served before
+    is taken away once Serve has built the new revision. An application of `serve run`, which no config takes away,
+    is named, and nothing is changed.
     """
     from dataclasses import asdict
     from functools import partial

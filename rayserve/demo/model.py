@@ -347,6 +347,6 @@ def _sha256(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise SystemExit("usage: python -m rayserve.demo.model DIRECTORY")
     print(make_model(sys.argv[1]))

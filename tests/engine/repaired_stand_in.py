@@ -23,6 +23,11 @@ class Repaired:
         return str(os.getpid())
 
 
+def refuse(args: dict[str, Any]) -> Any:
+    """No application: what it is built from is not on this host."""
+    raise RuntimeError(f"no model in {args['needs']}")
+
+
 def build(args: dict[str, Any]) -> Any:
     """An application of one replica that needs the file `args["needs"]`."""
     deployment = serve.deployment(name="Repaired", ray_actor_options={"num_cpus": 0})

@@ -63,3 +63,24 @@ def test_after_a_repair_the_same_config_is_tried_anew(tmp_path, monkeypatch):
         assert done.app == plan.revision
         assert api.status(plan.revision).has_replica
         assert neighbour() == serves
+
+
+def test_what_cannot_be_built_takes_nothing_away(tmp_path, monkeypatch):
+    """The revision that serves goes on where the next one names what is not there, until one comes that can."""
+    plan = make_plan(tmp_path)
+    http_options = {"host": "127.0.0.1", "port": plan.endpoint.port}
+    old, bad = application("old", tmp_path), application(plan.revision, tmp_path)
+    bad["import_path"] = "tests.engine.repaired_stand_in:refuse"
+    config = {"http_options": http_options, "applications": [bad]}
+    monkeypatch.setattr("rayserve.deploy.serve_config", lambda _plan: config)
+    with RayCluster() as cluster:
+        api = ServeApi(cluster.dashboard_port, "")
+        api.deploy({"http_options": http_options, "applications": [old]})
+        wait_until(lambda: api.status("old").has_replica, 60, "the old revision")
+        with pytest.raises(StartError, match="no model in"):
+            deploy(plan, api)
+        wait_until(lambda: not api.status(plan.revision).state, 60, "the refused one gone")
+        assert (api.status("old").state, api.status("old").has_replica) == ("RUNNING", True)
+        config["applications"] = [application(plan.revision, tmp_path)]
+        assert deploy(plan, api).app == plan.revision
+        wait_until(lambda: not api.status("old").state, 60, "the old one gone")

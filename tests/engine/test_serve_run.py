@@ -20,6 +20,9 @@ import psutil
 import pytest
 import yaml
 
+from rayserve.clients import ServeApi
+from rayserve.deploy import deploy
+from rayserve.errors import HostError
 from rayserve.plan import PLAN_KEY
 from rayserve.serve_config import serve_config
 from tests.ray_cluster import RayCluster, wait_until
@@ -111,6 +114,9 @@ def test_a_plain_serve_run_warns_and_serves(folder, plan, cluster):
         text = log.read_text()
         assert "warning: the environment of this plan is not set" in text
         assert "RAY_worker_niceness=0" in text
+        # No config takes its application away: `rayserve deploy` names it, and orders nothing.
+        with pytest.raises(HostError, match="`default`, of a `serve run`"):
+            deploy(plan, ServeApi(cluster.dashboard_port, ""))
 
 
 def test_the_generated_config_runs(folder, plan, cluster):

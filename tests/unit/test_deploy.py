@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rayserve.clients import AppStatus
@@ -47,6 +49,11 @@ class FakeServe:
         assert [one["name"] for one in config["applications"]] == [APP]
         self._take("deploy")
 
+    def add(self, app, config):
+        assert app == APP
+        assert [one["name"] for one in config["applications"]] == [APP]
+        self._take("add")
+
     def take_away(self, app, config):
         assert app == APP
         assert config["http_options"]["port"] == PLAN.endpoint.port
@@ -64,6 +71,9 @@ RUNNING = AppStatus("RUNNING", "", proxies_healthy=True)
 FAILED = AppStatus("DEPLOY_FAILED", "no such model", proxies_healthy=True)
 PARTLY_FAILED = AppStatus("DEPLOY_FAILED", "no room", proxies_healthy=True, has_replica=True)
 DELETING = AppStatus("DELETING", "", proxies_healthy=True)
+OLD_SERVES = replace(NOTHING, beside=("old",))
+BUILDING = replace(STARTING, beside=("old",))
+BUILT = replace(BUILDING, built=True)
 AWAY = OSError("Connection refused")
 
 
@@ -97,6 +107,16 @@ def test_a_failed_replica_ends_the_wait_with_its_reason():
     serve = FakeServe(NOTHING, STARTING, FAILED)
     with pytest.raises(StartError, match="no such model"):
         run(serve)
+
+
+def test_of_a_traceback_our_own_error_is_told():
+    """Pages of Ray's frames say nothing to a person; what was needed, found and to be done does."""
+    own = "a file of API keys that only the service can read\n  found: mode 0644\n  do:    chmod 0600 it"
+    pages = "ray::Replica.initialize() (pid=7)\n  File 'x.py', line 3\n" * 20
+    failed = replace(FAILED, message=f"{pages}rayserve.errors.HostError: {own}")
+    with pytest.raises(StartError) as error:
+        run(FakeServe(NOTHING, failed))
+    assert error.value.found == own
 
 
 def test_a_revision_that_had_failed_is_taken_away_and_tried_anew():
@@ -140,6 +160,37 @@ def test_it_gives_up_and_says_on_what(states, refusal, told):
     with pytest.raises(StartError) as error:
         run(FakeServe(*states, refusal=refusal))
     assert [part for part in told if part not in str(error.value)] == []
+
+
+def test_what_serves_is_taken_away_once_the_new_one_is_built():
+    """Serve builds the new revision beside the old one, and only then is given it alone."""
+    serve = FakeServe(OLD_SERVES, BUILDING, BUILT, BUILT, RUNNING)
+    assert run(serve).app == APP
+    assert serve.orders == ["add", "deploy"]
+
+
+def test_what_cannot_be_built_leaves_the_old_one():
+    """A revision that Serve cannot build is taken away, and what served serves on."""
+    serve = FakeServe(OLD_SERVES, BUILDING, replace(FAILED, beside=("old",)))
+    with pytest.raises(StartError, match="no such model") as error:
+        run(serve)
+    assert "what serves is left to serve" in str(error.value)
+    assert serve.orders == ["add", "take away"]
+
+
+def test_what_is_built_already_is_not_added_again():
+    """New limits of a revision that runs beside another are one order."""
+    serve = FakeServe(replace(RUNNING, built=True, beside=("old",)))
+    run(serve)
+    assert serve.orders == ["deploy"]
+
+
+def test_what_serve_run_holds_is_refused():
+    """An application that no config takes away would hold the GPUs, so nothing is ordered."""
+    serve = FakeServe(replace(NOTHING, kept=("default",)))
+    with pytest.raises(HostError, match="`default`, of a `serve run`"):
+        run(serve)
+    assert serve.orders == []
 
 
 @pytest.mark.parametrize("states", [[], [NOTHING, STARTING]])
