@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ def check_places(paths: Iterable[Path]) -> None:
 
 
 def write_all(texts: dict[Path, str]) -> None:
-    """Write every file, or none: a failure puts back what was there.
+    """Write every file, or none: a failure puts back what was there. Two that write at once do not mix their files.
 
     Raises:
         UsageError: as `check_places`.
@@ -225,23 +226,32 @@ def write_all(texts: dict[Path, str]) -> None:
         _check_place(path)
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
     done: list[Path] = []
+    at = next(iter(texts), Path())
+    locks = contextlib.ExitStack()
     try:
+        for path in texts:
+            at = path
+            path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in sorted({path.parent for path in texts}):
+            at = folder
+            locks.enter_context(_locked(folder))
         before = {path: path.read_bytes() if path.is_file() else None for path in texts}
         for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            at = path
             _write(drafts[path], text.encode())
         for path, draft in drafts.items():
+            at = path
             if before[path] is not None:
                 shutil.copymode(path, draft)
             draft.replace(path)
             done.append(path)
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        there = "free some space there" if full else "make the folder writable"
+        there = "free some space there" if full else "make its folder writable"
         raise HostError(
-            "to write its files",
-            found=str(error)[:300],
-            do=f"{there}, or write elsewhere (--out, --html, --textfile)",
+            f"to write {str(at)[:200]}",
+            found=error.strerror or type(error).__name__,
+            do=f"{there}, or write elsewhere (--out, --html; of a check --textfile)",
         ) from None
     finally:
         for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between
@@ -251,6 +261,20 @@ def write_all(texts: dict[Path, str]) -> None:
         for draft in drafts.values():
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)
+        locks.close()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder held against another that writes there; no file of a lock is left."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(
+            OSError
+        ):  # a file system without locks, a folder that is not listed
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def _check_place(path: Path) -> None:

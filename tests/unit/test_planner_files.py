@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -276,6 +278,20 @@ def test_a_failure_half_way_leaves_no_new_file(tmp_path):
     with pytest.raises(HostError):
         inventory.write_all({tmp_path / "plan.yml": "new plan", second: "new"})
     assert [path.name for path in tmp_path.iterdir()] == ["serve.yml"]
+
+
+def test_two_that_write_at_once_do_not_mix_their_files(tmp_path):
+    """While one holds the folder another waits, and writes both of its files after it."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    texts = {tmp_path / "plan.yml": "new plan", tmp_path / "serve.yml": "new"}
+    other = threading.Thread(target=inventory.write_all, args=[texts])
+    other.start()
+    other.join(0.3)
+    assert list(tmp_path.iterdir()) == []
+    os.close(descriptor)
+    other.join(10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.yml", "serve.yml"]
 
 
 @pytest.mark.parametrize("name", ["demo", "example"])
