@@ -26,7 +26,7 @@ class Tried:
     cut: Cut
     limits: EngineLimits
     sure: bool
-    """It says "fits"; else only a measurement tells."""
+    """It says "fits", or, without GPUs, nothing of memory; else only a measurement tells."""
 
 
 Try = Callable[[ClusterSpec], Tried | None]

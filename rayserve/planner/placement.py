@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from rayserve.documents import Loc
-from rayserve.errors import DoesNotFitError, SpecError
+from rayserve.errors import SpecError
 from rayserve.plan import Placement
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.profile import ModelProfile
@@ -90,21 +90,10 @@ def cuts(hosts: int, gpus: int, sizes: Sequence[int], layers: int) -> Iterator[C
         reached = max(reached, tensor * stages * hosts)
 
 
-def place(spec: ClusterSpec, pool: NodePool, cut: Cut, label: str) -> Placement:
-    """The gang of one replica.
-
-    Raises:
-        DoesNotFitError: the pool has fewer gangs than `replicas.max`.
-    """
+def place(pool: NodePool, cut: Cut, label: str) -> Placement:
+    """The gang of one replica."""
     gpus = cut.tensor * cut.pipeline
-    one_host, most = gpus <= pool.gpus_per_host, gangs(pool, cut)
-    if spec.replicas.max > most:
-        raise DoesNotFitError(
-            f"{spec.replicas.max} gangs of {gpus} GPUs for replicas.max",
-            found=f"{most}, on {pool.hosts} x {pool.gpus_per_host} GPUs",
-            do=f"write max: {most}" if most else "add hosts",
-            where=spec.where("replicas", "max"),
-        )
+    one_host = gpus <= pool.gpus_per_host
     share = {f"accelerator_type:{label}": LABEL_SHARE} if label else {}
     bundles = [{"GPU": float(gpus), **share}] if one_host else [{"GPU": 1.0, **share}] * gpus
     return Placement(

@@ -18,9 +18,10 @@ from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.lengths import Tried, Try
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
-from rayserve.planner.placement import choose_cut, place
+from rayserve.planner.placement import choose_cut, place, sizes_by_heads
 from rayserve.planner.positions import check_rope, rope_notes
 from rayserve.planner.profile import ModelProfile
+from rayserve.planner.replicas import check_replicas
 from rayserve.planner.sizing import Sizing, holds, size
 from rayserve.planner.subject import (
     check_guess,
@@ -122,8 +123,11 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
     )
     told = [*told, *rope_notes(spec, profile)]
     timing = read_timing(fit)
-    sizing = size(spec, profile, fit, cut, timing, tries(weights) if advise else None)
-    placement = place(spec, pool, cut, label)
+    attempt = tries(weights) if advise else None
+    sizing = size(spec, profile, fit, cut, timing, attempt)
+    ways = sizes or sizes_by_heads(profile, pool.gpus_per_host)
+    check_replicas(spec, pool, cut, (ways, profile.layers), attempt)
+    placement = place(pool, cut, label)
     return Settled(
         spec, profile, gpu, architecture, fit, obstacles, cut, placement, timing, sizing, told
     )
@@ -149,9 +153,10 @@ def tries(weights: Weights) -> Try:
 
     def tried(spec: ClusterSpec) -> Tried | None:
         made = attempt(spec)
-        if made is None or made.fit is None:
+        if made is None:
             return None
-        return Tried(made.cut, made.limits, made.fit.sure(made.cut, made.limits))
+        sure = made.fit is None or made.fit.sure(made.cut, made.limits)
+        return Tried(made.cut, made.limits, sure)
 
     return tried
 
