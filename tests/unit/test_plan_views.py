@@ -92,6 +92,17 @@ def test_the_example_is_one_screen():
     assert lines[0].endswith(": fits")
 
 
+def test_requests_that_the_cache_holds_are_not_taken_for_a_share_of_them():
+    """Of both lengths it says how many: "595 of the expected 1,280" would read as too few."""
+    plan = golden("one-host-w4a16")
+    memory = plan.memory
+    held = " ".join(table(plan).split())
+    length = plan.replica.engine_arguments()["max_model_len"]
+    assert f"{memory.max_concurrency:g} sequences of {length:,}" in held
+    count, tokens = memory.expected_concurrency, memory.request_tokens
+    assert f", {count:,.0f} requests of {tokens:,} tokens" in held
+
+
 def test_colours_say_nothing_alone():
     """Without its colours the text is the same, but for what the bar is drawn with."""
     plan = golden("one-host-w4a16")

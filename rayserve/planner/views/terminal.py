@@ -195,7 +195,8 @@ def _cache(memory: MemoryEstimate, plan: Plan, style: Style) -> list[str]:
     full = f"{memory.max_concurrency:g} sequences of {length:,}"
     full += f" ({span})" if span else ""
     if memory.request_tokens:
-        full += f", {memory.expected_concurrency:,.0f} of the expected {memory.request_tokens:,}"
+        many = f"{memory.expected_concurrency:,.0f} requests"
+        full += f", {many} of {memory.request_tokens:,} tokens"
     text = f"KV cache: {memory.kv_tokens:,} tokens = {full}"
     said = bool(memory.because) and memory.verdict != "fits"
     return _wrapped(f"{text}; {memory.because}" if said else text, style)
