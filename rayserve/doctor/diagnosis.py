@@ -22,17 +22,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rayserve.doctor.lines import YEAR_S, Line, alarm_of, is_quiet, read_line, shown, time_of
+from rayserve.doctor.seen import Rest, Seen, causes
 from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
-from rayserve.doctor.verdicts import Cause, Evidence, Verdict
+from rayserve.doctor.verdicts import Evidence, Verdict
 
 NEAR_S: Final = 600.0
 """A fault of the kernel explains failures of the software that are this near, before or after."""
-MOST_EVIDENCE: Final = 3
-"""Lines shown of a cause."""
 MOST_SHAPES: Final = 200_000
 """Shapes of lines that are remembered, so that a repeated line is looked at once."""
-MOST_MINUTES: Final = 4096
-"""Minutes that are remembered of one failure."""
 YEAR_MINUTES: Final = YEAR_S // 60
 MOST_COMPARED: Final = 4096
 """Characters at either end of a line that are compared with expressions."""
@@ -104,20 +101,8 @@ class _Source:
     """Where the engine was last seen to work; 0: nowhere."""
     worked: bytes = b""
     """That line."""
-
-
-@dataclass(slots=True)
-class _Found:
-    """What was seen of one signature."""
-
-    signature: Signature
-    first: dict[int, tuple[int, float | None]] = field(default_factory=dict)
-    """Where it was seen first, by source: line and time."""
-    evidence: list[Evidence] = field(default_factory=list)
-    count: int = 0
-    minutes: set[int] = field(default_factory=set)
-    last: dict[int, tuple[int, float | None]] = field(default_factory=dict)
-    """Where it was seen last, by source."""
+    rest: Rest | None = None
+    """What may still come of the message that was read last."""
 
 
 class Diagnosis:
@@ -134,7 +119,7 @@ class Diagnosis:
             (text.encode().translate(None, _DIGITS), tuple(where)) for text, where in texts.items()
         ]
         self._shapes: dict[int, _Shape] = {}
-        self._found: dict[int, _Found] = {}
+        self._found: dict[int, Seen] = {}
         self._sources: list[_Source] = []
 
     def read(self, name: str, lines: Iterable[bytes]) -> None:
@@ -143,6 +128,8 @@ class Diagnosis:
         self._sources.append(source)
         shapes, recent = self._shapes, deque[bytes](maxlen=LOOK_BACK)
         for number, (raw, following) in enumerate(_with_next(lines), 1):
+            if source.rest is not None and not source.rest.take(name, number, raw):
+                source.rest = None
             if len(raw) < SHORTEST:
                 recent.append(raw)
                 continue
@@ -232,14 +219,10 @@ class Diagnosis:
     def _add(self, number: int, source: _Source, at: int, time_s: float | None, line: Line) -> None:
         found = self._found.get(number)
         if found is None:
-            found = self._found[number] = _Found(self._known[number])
-        found.count += 1
-        found.first.setdefault(source.order, (at, time_s))
-        found.last[source.order] = (at, time_s)
-        if time_s is not None and len(found.minutes) < MOST_MINUTES:
-            found.minutes.add(int(time_s // 60))
-        if len(found.evidence) < MOST_EVIDENCE:
-            found.evidence.append(Evidence(source.name, at, shown(line.text)))
+            found = self._found[number] = Seen(self._known[number])
+        found.add((source.name, source.order), at, time_s, line)
+        if found.signature.rest:
+            source.rest = Rest(found, line.process)
 
     def verdict(self) -> Verdict:
         """What all that was read tells."""
@@ -251,9 +234,9 @@ class Diagnosis:
         named = [found for found in ranked if found.signature.kind is not Kind.WRAPPER]
         first = self._first_error("exception") or self._first_error("loud")
         if named:
-            return Verdict("found", _causes(named))
+            return Verdict("found", causes(named))
         if ranked:
-            return Verdict("unknown", _causes(ranked, first), first)
+            return Verdict("unknown", causes(ranked, first), first)
         return Verdict("unknown" if self._first_error("exception") else "nothing", (), first)
 
     def _first_error(self, kind: str) -> Evidence | None:
@@ -273,7 +256,7 @@ class Diagnosis:
             time_s = self._sources[order].begun_s
         return float("inf") if time_s is None else time_s
 
-    def _overcome(self, found: _Found) -> bool:
+    def _overcome(self, found: Seen) -> bool:
         """Was the engine seen to work after everything that was said of this?"""
         if not (found.signature.stalled or found.signature.kind is Kind.HINT):
             return False
@@ -291,7 +274,7 @@ class Diagnosis:
         return False
 
     def _rank(
-        self, found: _Found, standing: Sequence[_Found]
+        self, found: Seen, standing: Sequence[Seen]
     ) -> tuple[int, bool, tuple[float, int, int]]:
         signature = found.signature
         group = int(signature.kind)
@@ -362,7 +345,7 @@ def _time(source: _Source, number: int, line: Line, recent: Sequence[bytes]) -> 
     return source.time_s
 
 
-def _near(fault: _Found, standing: Sequence[_Found]) -> bool:
+def _near(fault: Seen, standing: Sequence[Seen]) -> bool:
     """Is a fault of the kernel near in time to a failure of the software, as far as times are known?"""
     others = [found for found in standing if found.signature.kind is not Kind.KERNEL]
     minutes = set[int]().union(*(found.minutes for found in others))
@@ -370,23 +353,3 @@ def _near(fault: _Found, standing: Sequence[_Found]) -> bool:
         return True
     span = range(-int(NEAR_S // 60), int(NEAR_S // 60) + 1)
     return any((one + apart) % YEAR_MINUTES in minutes for one in fault.minutes for apart in span)
-
-
-def _causes(ranked: Sequence[_Found], first: Evidence | None = None) -> tuple[Cause, ...]:
-    """The findings as causes; `first`: an error that is shown before the rest."""
-    out: list[Cause] = []
-    for found in ranked:
-        evidence = [first, *found.evidence] if first and not out else found.evidence
-        signature = found.signature
-        out.append(
-            Cause(
-                tag=signature.tag,
-                title=signature.title,
-                confidence=signature.sure,
-                evidence=tuple(evidence[:MOST_EVIDENCE]),
-                fix=signature.fix,
-                runbook=signature.runbook,
-                count=found.count,
-            )
-        )
-    return tuple(out)

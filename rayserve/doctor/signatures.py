@@ -68,6 +68,8 @@ class Signature:
     least: int = 1
     """So many lines must say so."""
     versions: str = ""
+    rest: str = ""
+    """How the lines below it begin, in lower case, that say the rest; group `last`: the last of them."""
 
 
 @functools.lru_cache(maxsize=1)

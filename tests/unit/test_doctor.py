@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from benchmarks.doctor import filler, judge
 from rayserve.cli import main
-from rayserve.doctor import collect, diagnosis
+from rayserve.doctor import collect, diagnosis, seen
 from rayserve.doctor.diagnosis import Diagnosis
 from rayserve.doctor.lines import read_line, shown
 from rayserve.doctor.report import render
@@ -259,7 +259,7 @@ def test_memory_is_bounded(monkeypatch):
     reader.read("a", (f"{word} Too many open files\n".encode() for word in words))
     assert len(reader._shapes) <= 10
     cause = reader.verdict().causes[0]
-    assert (cause.count, len(cause.evidence)) == (8**4, diagnosis.MOST_EVIDENCE)
+    assert (cause.count, len(cause.evidence)) == (8**4, seen.MOST_EVIDENCE)
 
 
 # ── files ─────────────────────────────────────────────────────────────────────────────────────────
