@@ -150,3 +150,16 @@ def test_price_of_eager_follows_the_layers():
     why = next(item.why for item in found.findings if item.flag == "--enforce-eager")
     assert "5.9 to 6.2 ms" in why
     assert "80 layers" in why
+
+
+def test_a_model_of_an_id_needs_no_copy_of_its_config():
+    """For an id the line may go, and the spec is whole without it; for a folder it may not."""
+    text = convert("vllm serve org/model", gpu="A100-80GB-SXM").cluster_yml
+    line = "    config: config.json\n"
+    assert "or remove this line: the plan then fetches it" in re.sub(r"[\s#]+", " ", text)
+    assert line in text
+    assert parse_spec(filled(text.replace(line, "")), "cluster.yml", draft=True).model.config == ""
+    folder = convert("vllm serve /srv/m", gpu="A100-80GB-SXM").cluster_yml
+    assert "remove this line" not in re.sub(r"[\s#]+", " ", folder)
+    with pytest.raises(SpecError):
+        parse_spec(filled(folder.replace(line, "")), "cluster.yml", draft=True)

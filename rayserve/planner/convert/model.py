@@ -41,11 +41,10 @@ def place_model(draft: Draft) -> None:
             )
     fitting = re.sub(r"[^A-Za-z0-9._/-]", "-", name or "").lstrip("._/-")[:128]
     draft.put("model.served_name", fitting if re.fullmatch(MODEL_NAME, fitting) else "chat")
-    draft.hold(
-        "model.config",
-        "config.json",
-        "config.json of the checkpoint, beside this file: the plan reads it",
-    )
+    why = "config.json of the checkpoint, beside this file: the plan reads it"
+    if draft.get("model.hf_id"):
+        why += "; or remove this line: the plan then fetches it"
+    draft.hold("model.config", "config.json", why)
 
 
 def _place_checkpoint(draft: Draft, written: str) -> None:
