@@ -203,6 +203,17 @@ OWNED_ENV: dict[str, str] = {
     "HOME": "the service's own; roles set it",
 }
 
+REMOVED_ENV: dict[str, str] = {
+    "VLLM_USE_V1": "leave it out; the V1 engine is the only one",
+    "VLLM_ATTENTION_BACKEND": "write `attention_backend` under engine_args",
+    "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under engine_args",
+    "VLLM_USE_TRTLLM_ATTENTION": "write `attention_config: {use_trtllm_attention: …}` under engine_args",
+    "VLLM_USE_TRITON_FLASH_ATTN": "write `attention_backend: TRITON_ATTN` under engine_args where it is meant",
+    "VLLM_ALL2ALL_BACKEND": "write `all2all_backend` under engine_args",
+    "VLLM_TORCH_PROFILER_DIR": "leave it out; `profiler_config` takes its place",
+}
+"""Variables of earlier versions, which vLLM ignores now (data/vllm-flags.yml has when they went)."""
+
 OWNED_KEYS: dict[str, str] = {
     "compilation_config.backend": _IMPORTS,
     "compilation_config.inductor_passes": _IMPORTS,
@@ -210,6 +221,19 @@ OWNED_KEYS: dict[str, str] = {
     "default_chat_template_kwargs.chat_template": "write `chat.template_file`",
 }
 """Keys inside mapping arguments that are owned under their whole name alone."""
+
+REMOVED_KEYS: dict[str, str] = {
+    "compilation_config.level": "write `mode`",
+    "compilation_config.full_cuda_graph": "write `cudagraph_mode: FULL`",
+    "compilation_config.use_cudagraph": "write `cudagraph_mode`",
+    "compilation_config.use_inductor": "leave it out: vLLM chooses",
+    "compilation_config.max_capture_size": "write `max_cudagraph_capture_size`",
+    "compilation_config.pass_config.enable_noop": "write `eliminate_noops`",
+    "compilation_config.pass_config.enable_fusion": "write `fuse_norm_quant` and `fuse_act_quant`",
+    "compilation_config.pass_config.enable_attn_fusion": "write `fuse_attn_quant`",
+    "compilation_config.pass_config.enable_fi_allreduce_fusion": "write `fuse_allreduce_rms`",
+}
+"""Keys inside mapping arguments that earlier versions had (vllm/config/compilation.py, vllm#29646)."""
 
 _FREE_KEYS: dict[str, frozenset[str] | None] = {
     "quantization_config": frozenset({"dtype"}),  # of a scale or a weight, not the model's

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayserve.errors import EngineArgumentError, Where
-from rayserve.owned import OWNED_ARGS, REMOVED_ARGS, env_owner, key_owner
+from rayserve.owned import (
+    OWNED_ARGS,
+    REMOVED_ARGS,
+    REMOVED_ENV,
+    REMOVED_KEYS,
+    env_owner,
+    key_owner,
+)
 from rayserve.spec import nearest
 
 VLLM_VERSION = "0.32.0"
@@ -182,10 +189,11 @@ def _check_keys(
             )
         if known and key not in known:
             close = nearest(str(key), known)
+            told = f"write `{close}`" if close else "one of: " + ", ".join(known)
             raise EngineArgumentError(
                 f"a key that vLLM {VLLM_VERSION} knows",
                 found=found,
-                do=f"write `{close}`" if close else "one of: " + ", ".join(known),
+                do=REMOVED_KEYS.get(found.strip("`"), told),
                 where=where,
             )
         _check_keys(argument, path, inner, where)
@@ -244,10 +252,11 @@ def validate_env(name: str, value: object, where: Where | None = None) -> None:
         )
     if name.startswith("VLLM_") and name not in load_snapshot().env:
         close = nearest(name, load_snapshot().env)
+        told = f"write `{close}`" if close else "leave it out; vLLM would ignore it"
         raise EngineArgumentError(
             f"a variable that vLLM {VLLM_VERSION} reads",
             found=f"`{name}`",
-            do=f"write `{close}`" if close else "leave it out; vLLM would ignore it",
+            do=REMOVED_ENV.get(name, told),
             where=where,
         )
     if "\n" in str(value) or "\0" in str(value):

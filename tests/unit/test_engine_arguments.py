@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rayserve.engine import VLLM_VERSION, check_value, load_snapshot, validate, validate_env
+from rayserve.engine.flags import changes
 from rayserve.errors import EngineArgumentError
-from rayserve.owned import OWNED_ARGS, OWNED_ENV, REMOVED_ARGS, env_owner
+from rayserve.owned import (
+    OWNED_ARGS,
+    OWNED_ENV,
+    REMOVED_ARGS,
+    REMOVED_ENV,
+    REMOVED_KEYS,
+    env_owner,
+)
 from rayserve.planner.arguments import engine_args
 from tests.errors_of import error_of
 from tests.golden_specs import SPECS, plan_of
@@ -33,6 +43,44 @@ def test_every_owned_vllm_variable_exists():
 def test_no_removed_argument_exists():
     """An argument that is listed as removed is gone indeed."""
     assert [name for name in REMOVED_ARGS if load_snapshot().find(name) is not None] == []
+
+
+def test_each_gone_key_is_answered_with_one_that_vllm_has():
+    """A key that was renamed is no key of the pinned vLLM, and what is told to be written is."""
+    for path, do in REMOVED_KEYS.items():
+        name, *outer, key = path.split(".")
+        value = {key: 1}
+        for one in reversed(outer):
+            value = {one: value}
+        with pytest.raises(EngineArgumentError) as caught:
+            validate(name, value)
+        assert (caught.value.do, caught.value.found) == (do, f"`{path}`")
+        told = re.findall(r"`(\w+)", do)
+        assert told or do.startswith("leave it out"), path
+        assert set(told) <= set(load_snapshot().find(name).keys_in(tuple(outer)))
+
+
+def test_a_level_of_compilation_is_told_to_be_a_mode():
+    """`level: 3`, as many pages have it, is `mode: 3` now, and that is accepted."""
+    with pytest.raises(EngineArgumentError) as caught:
+        validate("compilation_config", {"level": 3})
+    assert caught.value.do == "write `mode`"
+    assert error_of(validate, "compilation_config", {"mode": 3}) is None
+
+
+def test_each_gone_variable_is_answered_with_what_took_its_place():
+    """A variable of an earlier release is ignored today: an argument of the pinned vLLM is told instead."""
+    assert set(REMOVED_ENV) == set(changes().env)
+    assert not set(REMOVED_ENV) & load_snapshot().env
+    for name, do in REMOVED_ENV.items():
+        assert error_of(validate_env, name, "FLASHINFER").do == do
+        for argument, key in re.findall(r"`(\w+)(?:: \{(\w+))?", do):
+            found = load_snapshot().find(argument)
+            assert found is not None, argument
+            assert not key or key in found.keys_in(())
+    told = error_of(validate_env, "VLLM_ATTENTION_BACKEND", "FLASHINFER").do
+    assert told == "write `attention_backend` under engine_args"
+    assert error_of(validate, "attention_backend", "FLASHINFER") is None
 
 
 @pytest.mark.parametrize("name", sorted(OWNED_ARGS))

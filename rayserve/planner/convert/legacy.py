@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
+from rayserve.owned import REMOVED_KEYS
 from rayserve.planner.convert.draft import (
     BadValueError,
     Draft,
@@ -58,12 +59,11 @@ LITERAL_GONE = "0.9.0"
 LEVEL_GONE = "0.9.2"
 """The same of a bare level from 0 to 3."""
 MOST_LITERAL = 4096
+_COMPILATION = "compilation_config."
 OLD_COMPILATION = {
-    "level": "write `mode`",
-    "full_cuda_graph": "write `cudagraph_mode: FULL`",
-    "use_cudagraph": "write `cudagraph_mode`",
-    "use_inductor": "write `backend`",
-    "max_capture_size": "write `max_cudagraph_capture_size`",
+    name.removeprefix(_COMPILATION): do
+    for name, do in REMOVED_KEYS.items()
+    if name.startswith(_COMPILATION)
 }
 """Keys of `--compilation-config` that the pinned vLLM has no longer (vllm/config/compilation.py)."""
 

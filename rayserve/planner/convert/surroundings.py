@@ -7,7 +7,7 @@ import re
 from rayserve.engine import validate, validate_env
 from rayserve.engine.flags import changes
 from rayserve.errors import EngineArgumentError
-from rayserve.owned import SECRET_WORDS
+from rayserve.owned import REMOVED_ENV, SECRET_WORDS
 from rayserve.planner.catalogue import CPU, gpus
 from rayserve.planner.convert.draft import Draft, Placeholder
 from rayserve.planner.convert.keys import HOST_GPUS, KEY_FILE
@@ -39,7 +39,7 @@ def environment(draft: Draft) -> None:
             name,
             f"{name} is not read any more",
             why=f"{since}absent from {row['gone']} on, where it changes nothing",
-            do=row["do"],
+            do=REMOVED_ENV[name],
             certainty=row.get("certainty", "read"),
             source=row["source"],
         )
