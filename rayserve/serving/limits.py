@@ -25,8 +25,10 @@ only inside a worker, where the error ends the engine. Pydantic's lax mode behin
     priority other than 0                   refused: jumps the queue
     background                              refused: work that outlives its request is not counted
     request_id, session_id                  <= 128 visible characters: they reach the logs
+    schemas, expressions and grammars of
+    structured output and tools             what they unroll to is bounded: schemas.py
     stop, top_logprobs, logprobs, seed,
-    min_tokens, structured output, tools    left to the engine, which answers 400
+    min_tokens                              left to the engine, which answers 400
     cache_salt, documents, user, metadata   harmless
 """
 
@@ -39,6 +41,7 @@ from typing import Any, Final, NoReturn
 from rayserve.plan import DoorPlan
 from rayserve.serving.replies import Refusal
 from rayserve.serving.routes import Route
+from rayserve.serving.schemas import check_schemas
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of a body: JSON schemas of real tools stay below 20."""
@@ -89,6 +92,10 @@ def read_body(raw: bytes, route: Route, plan: DoorPlan) -> int | Refusal:
         return body
     present = _CHECKED.intersection(body)
     refusal = _check_fields(body, present, plan) if present else None
+    fault = None if refusal else check_schemas(body)
+    if fault is not None:
+        place, message = fault
+        refusal = _bad(f"`{place}` is too large for the engine: {message}", place)
     return refusal or _sequences(body, route, plan)
 
 
