@@ -39,6 +39,7 @@ import re
 from typing import Any, Final, NoReturn
 
 from rayserve.plan import DoorPlan
+from rayserve.serving.body import MAX_ID_CHARACTERS
 from rayserve.serving.replies import Refusal
 from rayserve.serving.routes import Route
 from rayserve.serving.schemas import check_schemas
@@ -47,7 +48,6 @@ MAX_DEPTH: Final = 64
 """Deepest nesting of a body: JSON schemas of real tools stay below 20."""
 MAX_CONTAINERS: Final = 50_000
 """Most arrays and objects of a body: each costs a hundred bytes of memory for two of the body."""
-MAX_ID_CHARACTERS: Final = 128
 MAX_BAD_WORDS_BYTES: Final = 448
 
 _TOKEN_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
