@@ -5,7 +5,7 @@ process and before any limit of its own. What it unrolls it stores: a hundred by
 for each item of an array, and a hundred bytes for each turn of a repeated expression, where
 expressions within each other multiply. So a short number in a body could take all memory of a host.
 
-    in a body                                     at most
+    in a field of a body                          at most
     items and properties, all together            MAX_ITEMS
     one length of a string                        MAX_LENGTH (cheap: it is counted, not unrolled)
     one expression or grammar, unrolled           MAX_TURNS
@@ -38,7 +38,7 @@ _ITEMS: Final = frozenset(
     ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
 )
 _REPEAT: Final = frozenset(("min", "max"))
-"""Bounds of a repetition in a structural tag; properties of these names hold schemas, no numbers."""
+"""Bounds in a structural tag of `type: repeat`."""
 _LENGTHS: Final = frozenset(
     ("minLength", "maxLength", "max_chars", "max_tokens", "max_whitespace_cnt")
 )
@@ -100,7 +100,8 @@ def _leaves(value: object) -> Iterator[tuple[str, Any]]:
                 elif key in _JSON_TEXTS:
                     pending.append(_parsed(inner))
             elif isinstance(inner, int | float):
-                if key in _ITEMS or key in _REPEAT or key in _LENGTHS:
+                repeat = key in _REPEAT and outer.get("type") == "repeat"
+                if repeat or key in _ITEMS or key in _LENGTHS:
                     yield key, inner
             else:
                 pending.append(inner)

@@ -131,6 +131,7 @@ def test_rules_of_a_grammar_multiply(grammar):
                 "pattern": r"^(?=.{1,253}$)([a-z\d-]{1,63}\.){1,8}[a-z]{2,63}$",
             }
         },
+        {"json": {"type": "object", "default": {"type": "range", "max": 10**6}}},
         {"json": "not JSON: the engine says so"},
         {"regex": r"\w{1,64}@[\w.]{1,255}\.[a-z]{2,63}"},
         {"regex": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"},
