@@ -69,8 +69,15 @@ class MeteredEngine(AsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **rest: Any
     ) -> RequestOutputCollector:
-        """As vLLM's own; the prompt is charged."""
-        collector = await super().add_request(request_id, prompt, params, *args, **rest)
+        """As vLLM's own; the prompt is charged.
+
+        Raises:
+            VLLMValidationError: no message to the engine's process can hold a value of the request.
+        """
+        try:
+            collector = await super().add_request(request_id, prompt, params, *args, **rest)
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise VLLMValidationError(_NO_MESSAGE) from error
         account = current_account.get()
         if account is not None:
             output = self.output_processor
@@ -84,17 +91,12 @@ class MeteredEngine(AsyncLLM):
         return collector
 
     async def _add_request(self, request: EngineCoreRequest, *args: Any) -> None:
-        """As vLLM's own; what no message to the engine's process can hold is the client's fault.
-
-        Raises:
-            VLLMValidationError: answered 400.
-        """
+        """As vLLM's own, which notes the request first and would keep one that cannot be sent."""
         try:
             await super()._add_request(request, *args)
-        except (OverflowError, UnicodeEncodeError) as error:
-            # vLLM has noted the request by now, and would keep it for good.
+        except (OverflowError, UnicodeEncodeError):
             self.output_processor.abort_requests([request.request_id], internal=True)
-            raise VLLMValidationError(_NO_MESSAGE) from error
+            raise
 
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **rest: Any

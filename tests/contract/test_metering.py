@@ -141,16 +141,24 @@ async def test_a_grammar_that_allows_no_answer_is_the_requests_fault(books):
 @pytest.mark.parametrize(
     "parameters", [{"top_k": 2**70}, {"stop": ["\ud800"]}, {"bad_words": ["\ud800"]}]
 )
-async def test_a_value_that_no_message_can_hold_is_the_requests_fault(books, parameters):
+async def test_a_value_that_no_message_can_hold_is_the_requests_fault(monkeypatch, parameters):
     """What vLLM's own encoder refuses on the way to the engine is a 400, and is forgotten."""
     from vllm import SamplingParams
     from vllm.exceptions import VLLMValidationError
     from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
     from vllm.v1.serial_utils import MsgpackEncoder
 
+    from rayserve.serving.engine import MeteredEngine
+
     async def send(request):
         MsgpackEncoder().encode(request)
+
+    async def add_request(engine, request_id, prompt, params, **_):
+        queue = RequestOutputCollector(params.output_kind, request.request_id)
+        await engine._add_request(request, prompt, None, 0, queue)
+        return queue
 
     params = SamplingParams(detokenize=False)
     for name, value in parameters.items():
@@ -158,13 +166,17 @@ async def test_a_value_that_no_message_can_hold_is_the_requests_fault(books, par
     fields = dict.fromkeys(EngineCoreRequest.__struct_fields__)
     fields |= {"request_id": "one-1", "external_req_id": "one", "prompt_token_ids": [1]}
     request = EngineCoreRequest(**fields | {"sampling_params": params, "arrival_time": 0.0})
-    processor = OutputProcessor(None, log_stats=False)
-    books.engine.output_processor = processor
-    books.engine.engine_core = SimpleNamespace(add_request_async=send)
-    books.engine.check_admission = lambda **_: None
-    queue = RequestOutputCollector(params.output_kind, "one-1")
+    engine = MeteredEngine.__new__(MeteredEngine)
+    engine.shutdown = lambda: None
+    engine.log_requests = False
+    engine.check_admission = lambda **_: None
+    engine.output_processor = processor = OutputProcessor(None, log_stats=False)
+    engine.engine_core = SimpleNamespace(add_request_async=send)
+    monkeypatch.setattr(AsyncLLM, "add_request", add_request)
+    account()
     with pytest.raises(VLLMValidationError, match="no form in the engine"):
-        await books.engine._add_request(request, None, None, 0, queue)
+        async for _ in engine.generate("a", params, "one"):
+            pass
     assert not processor.request_states
     assert not processor.external_req_ids
 
