@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from typing import Final
 
@@ -13,6 +14,10 @@ BODY_TIMEOUT_S: Final = 60.0
 
 DISCARD_TIMEOUT_S: Final = 5.0
 """Longest time that a body is read for nothing before a draining replica's 503."""
+
+MAX_ID_CHARACTERS: Final = 128
+"""Longest name that a client may give its request: it reaches the logs."""
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,%d}" % MAX_ID_CHARACTERS)
 
 GONE: Final = Refusal(499, "disconnect", "the client went away before its body was complete")
 
@@ -114,6 +119,9 @@ def _check_headers(headers: Headers, limit: int) -> Refusal | None:
         elif lowered == b"x-request-disconnect-disabled" and value.strip() != b"?0":
             # Ray Serve would obey it and let the engine generate for nobody.
             message = "a request cannot outlive its client: drop X-Request-Disconnect-Disabled"
+            return Refusal(400, "request", message)
+        elif lowered == b"x-request-id" and not _ID.fullmatch(value):
+            message = f"X-Request-Id must be 1 to {MAX_ID_CHARACTERS} visible ASCII characters"
             return Refusal(400, "request", message)
     if media_type != b"application/json":
         return Refusal(415, "media_type", "the body must be application/json")

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import aclosing
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from fastapi import FastAPI
@@ -23,12 +24,14 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind
 from vllm.tasks import POOLING_TASKS
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -47,6 +50,14 @@ WARMUP_TOKENS = 8
 _begun_states: ContextVar[list[RequestState]] = ContextVar("begun_states")
 """Takes the states of the request that a metered stream is about to add."""
 
+# vLLM ends such a request with the finish reason `error`: on a healthy engine no other, except where
+# a connector failed to load its KV cache.
+_NO_ANSWER = (
+    "The schema, regular expression or grammar of this request cannot be followed: it allows no "
+    "(further) token, or it does not compile."
+)
+_NO_MESSAGE = "A value of this request has no form in the engine: more than 64 bits, or no text."
+
 
 class MeteredEngine(AsyncLLM):
     """vLLM's engine, which charges tokens to the account of the request in whose context it runs.
@@ -58,8 +69,15 @@ class MeteredEngine(AsyncLLM):
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *args: Any, **rest: Any
     ) -> RequestOutputCollector:
-        """As vLLM's own; the prompt is charged."""
-        collector = await super().add_request(request_id, prompt, params, *args, **rest)
+        """As vLLM's own; the prompt is charged.
+
+        Raises:
+            VLLMValidationError: no message to the engine's process can hold a value of the request.
+        """
+        try:
+            collector = await super().add_request(request_id, prompt, params, *args, **rest)
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise VLLMValidationError(_NO_MESSAGE) from error
         account = current_account.get()
         if account is not None:
             output = self.output_processor
@@ -72,13 +90,25 @@ class MeteredEngine(AsyncLLM):
             account.charge(max((state.prompt_len for state in states), default=0))
         return collector
 
+    async def _add_request(self, request: EngineCoreRequest, *args: Any) -> None:
+        """As vLLM's own, which notes the request first and would keep one that cannot be sent."""
+        try:
+            await super()._add_request(request, *args)
+        except (OverflowError, UnicodeEncodeError):
+            self.output_processor.abort_requests([request.request_id], internal=True)
+            raise
+
     def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **rest: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """As vLLM's own, in whose place the OpenAI app calls it."""
         stream = super().generate(prompt, sampling_params, request_id, **rest)
         delta = sampling_params.output_kind == RequestOutputKind.DELTA
-        return _charged(stream, delta=delta)
+        guided = (
+            sampling_params.structured_outputs is not None
+            and self.vllm_config.kv_transfer_config is None
+        )
+        return _charged(stream, delta=delta, guided=guided)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **rest: Any
@@ -88,13 +118,17 @@ class MeteredEngine(AsyncLLM):
         return _charged(stream, delta=False)
 
 
-def _charged(stream: AsyncGenerator[Any, None], *, delta: bool) -> AsyncGenerator[Any, None]:
+def _charged(
+    stream: AsyncGenerator[Any, None], *, delta: bool, guided: bool = False
+) -> AsyncGenerator[Any, None]:
     account = current_account.get()
-    return stream if account is None else _metered(stream, account, delta=delta)
+    if account is None:
+        return stream
+    return _metered(stream, account, delta=delta, guided=guided)
 
 
 async def _metered(
-    stream: AsyncGenerator[Any, None], account: Account, *, delta: bool
+    stream: AsyncGenerator[Any, None], account: Account, *, delta: bool, guided: bool
 ) -> AsyncGenerator[Any, None]:
     charged = 0
     states: list[RequestState] = []
@@ -107,6 +141,8 @@ async def _metered(
                     new = sum(len(choice.token_ids) for choice in output.outputs)
                     charged += new
                     account.charge(new)
+                if guided and any(choice.finish_reason == "error" for choice in output.outputs):
+                    raise VLLMValidationError(_NO_ANSWER)
                 yield output
     finally:
         made = sum(_generated(state) for state in states)
@@ -234,6 +270,9 @@ async def build_openai_app(engine: AsyncLLM, args: Namespace) -> FastAPI:
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)
     await init_app_state(engine, app.state, args, tasks)
+    # vLLM's error handler tells its own HTTP server to end once the engine is dead. Here Serve
+    # replaces the replica, whose `check_health` fails then.
+    app.state.server = SimpleNamespace(should_exit=False)
     return app
 
 

@@ -23,10 +23,14 @@ only inside a worker, where the error ends the engine. Pydantic's lax mode behin
     kv_transfer_params, ec_transfer_params  refused: name hosts and blocks inside the cluster
     vllm_xargs                              refused: reaches connectors and processors unchecked
     priority other than 0                   refused: jumps the queue
+    integers of more than 64 bits, half
+    surrogate pairs, anywhere               refused: the engine's processes cannot exchange them
     background                              refused: work that outlives its request is not counted
     request_id, session_id                  <= 128 visible characters: they reach the logs
+    schemas, expressions and grammars of
+    structured output and tools             what they unroll to is bounded: schemas.py
     stop, top_logprobs, logprobs, seed,
-    min_tokens, structured output, tools    left to the engine, which answers 400
+    min_tokens                              left to the engine, which answers 400
     cache_salt, documents, user, metadata   harmless
 """
 
@@ -37,14 +41,15 @@ import re
 from typing import Any, Final, NoReturn
 
 from rayserve.plan import DoorPlan
+from rayserve.serving.body import MAX_ID_CHARACTERS
 from rayserve.serving.replies import Refusal
 from rayserve.serving.routes import Route
+from rayserve.serving.schemas import check_schemas
 
 MAX_DEPTH: Final = 64
 """Deepest nesting of a body: JSON schemas of real tools stay below 20."""
 MAX_CONTAINERS: Final = 50_000
 """Most arrays and objects of a body: each costs a hundred bytes of memory for two of the body."""
-MAX_ID_CHARACTERS: Final = 128
 MAX_BAD_WORDS_BYTES: Final = 448
 
 _TOKEN_FIELDS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -78,6 +83,11 @@ _CHECKED: Final = frozenset(
     (*_TOKEN_FIELDS, *_SEQUENCE_FIELDS, *_MAX_ENTRIES, *_FORBIDDEN, *_SPECIAL)
 )
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_MANY_DIGITS: Final = re.compile(rb"\d{19}")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_MIN_INTEGER: Final = -(2**63)
+_MAX_INTEGER: Final = 2**64 - 1
+_MAX_DIGITS: Final = 20
 _TOO_DEEP: Final = f"the body is nested more than {MAX_DEPTH} levels deep"
 _ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARACTERS}}}")
 
@@ -89,6 +99,10 @@ def read_body(raw: bytes, route: Route, plan: DoorPlan) -> int | Refusal:
         return body
     present = _CHECKED.intersection(body)
     refusal = _check_fields(body, present, plan) if present else None
+    fault = None if refusal else check_schemas(body)
+    if fault is not None:
+        place, message = fault
+        refusal = _bad(f"`{place}` is too large for the engine: {message}", place)
     return refusal or _sequences(body, route, plan)
 
 
@@ -98,14 +112,21 @@ def parse(raw: bytes) -> dict[str, Any] | Refusal:
     # The plain count takes in brackets within strings: only a large one is worth the exact one.
     if openers > MAX_CONTAINERS and count_containers(raw) > MAX_CONTAINERS:
         return _bad(f"the body has more than {MAX_CONTAINERS} arrays and objects")
+    whole = _wire_integer if _MANY_DIGITS.search(raw) else None
     try:
-        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant, parse_int=whole)
+        if _SURROGATE.search(raw):
+            json.dumps(body, ensure_ascii=False).encode()
     except RecursionError:
         return _bad(_TOO_DEEP)
     except UnicodeDecodeError:
         return _bad("the body is not UTF-8")
+    except UnicodeEncodeError:
+        return _bad("a text of the body has half of a surrogate pair, which is no character")
+    except OverflowError:
+        return _bad("an integer of the body has more than 64 bits")
     except ValueError as error:
-        # JSONDecodeError's own text quotes no input; an integer of 5000 digits lands here too.
+        # JSONDecodeError's own text quotes no input.
         where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         return _bad(f"the body is not valid JSON{where}")
     if not isinstance(body, dict):
@@ -134,6 +155,14 @@ def too_deep(body: dict[str, Any]) -> bool:
         if not level:
             return False
     return True
+
+
+def _wire_integer(digits: str) -> int:
+    # The engine's processes exchange msgpack, whose integers are signed or unsigned of 64 bits.
+    # Of 5000 digits Python itself refuses to make a number.
+    if len(digits) <= _MAX_DIGITS and _MIN_INTEGER <= (number := int(digits)) <= _MAX_INTEGER:
+        return number
+    raise OverflowError
 
 
 def _refuse_constant(_: str) -> NoReturn:

@@ -46,6 +46,10 @@ async def test_a_draining_replica_reads_the_body_before_it_closes(monkeypatch):
         ([JSON, (b"content-length", b"4096")], 200),
         ([JSON, (b"x-request-disconnect-disabled", b"?1")], 400),
         ([JSON, (b"x-request-disconnect-disabled", b"?0")], 200),
+        ([JSON, (b"X-Request-Id", b"a" * 129)], 400),
+        ([JSON, (b"x-request-id", b"a\tforged log line")], 400),
+        ([JSON, (b"x-request-id", b"")], 400),
+        ([JSON, (b"x-request-id", b"a" * 128)], 200),
     ],
 )
 async def test_headers_are_judged_before_the_body(headers, status):

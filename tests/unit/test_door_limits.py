@@ -35,7 +35,7 @@ REFUSED_FIELDS = [
     ("max_tokens", True),
     ("max_tokens", [1]),
     ("max_completion_tokens", 101),
-    ("max_output_tokens", 2**64),
+    ("max_output_tokens", 2**63),
     ("n", 5),
     ("n", 5.0),
     ("n", "2"),
@@ -69,7 +69,7 @@ REFUSED_FIELDS = [
     ("request_id", ""),
     ("request_id", 7),
     ("session_id", "a b"),
-    ("session_id", "\ud800"),
+    ("session_id", "é"),
 ]
 
 
@@ -180,6 +180,11 @@ def test_a_batch_that_can_never_run_is_400(body, changes):
         b'{"a": NaN}',
         b'{"a": -Infinity}',
         b'{"a": 1' + b"0" * 5000 + b"}",
+        b'{"a": 18446744073709551616}',
+        b'{"a": [{"b": -9223372036854775809}]}',
+        b'{"a": "\\ud800"}',
+        b'{"a": ["x \\uDFFF\\ud83d y"]}',
+        b'{"\\udc00": 1}',
         b'{"a": "\xff"}',
         b'{"a": "line\nbreak"}',
         '{"a": 1}'.encode("utf-16"),
@@ -212,6 +217,14 @@ def test_nesting_up_to_the_limit_passes():
 def test_the_body_may_be_utf_8_with_any_text():
     """Text of any script passes."""
     assert parse('{"a": "日本語 🦙"}'.encode()) == {"a": "日本語 🦙"}
+
+
+def test_whole_integers_and_characters_pass():
+    """What has 64 bits, floats with many digits and both halves of a surrogate pair are fine."""
+    raw = b'{"a": [18446744073709551615, -9223372036854775808, 0.12345678901234567890123]}'
+    assert parse(raw) == {"a": [2**64 - 1, -(2**63), 0.12345678901234567890123]}
+    text = {"a": "\U0001f999", "b": "\\ud800 as text", "c": "1180591620717411303424"}
+    assert parse(json.dumps(text).encode()) == text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+"""How large may the machine become that the engine builds from a body's schemas and grammars?
+
+The engine turns a JSON schema, an expression or a grammar into an automaton, in the server's own
+process and before any limit of its own. What it unrolls it stores: a hundred bytes to a kilobyte
+for each item of an array, and a hundred bytes for each turn of a repeated expression, where
+expressions within each other multiply. So a short number in a body could take all memory of a host.
+
+    in a field of a body                          at most
+    items and properties, all together            MAX_ITEMS
+    one length of a string                        MAX_LENGTH (cheap: it is counted, not unrolled)
+    one expression or grammar, unrolled           MAX_TURNS
+    all expressions and grammars, unrolled        MAX_TURNS
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+MAX_ITEMS: Final = 20_000
+"""Twenty megabytes and a tenth of a second in the engine; an answer rarely has a thousand items."""
+MAX_LENGTH: Final = 1_000_000
+MAX_TURNS: Final = 100_000
+"""Ten megabytes; room for `.{0,65535}`, a usual bound of a text."""
+_FEW: Final = 100
+"""An expression with fewer turns, whatever its groups, is not worth reading."""
+MAX_NESTED_TEXT: Final = 50_000
+"""Most brackets in a schema that is given as text."""
+
+PLACES: Final = frozenset(
+    ("response_format", "structured_outputs", "tools", "functions", "text", "output_config")
+)
+"""Fields of a body, in any dialect, below which a schema, expression or grammar may stand."""
+_ITEMS: Final = frozenset(
+    ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+)
+_REPEAT: Final = frozenset(("min", "max"))
+"""Bounds in a structural tag of `type: repeat`."""
+_LENGTHS: Final = frozenset(
+    ("minLength", "maxLength", "max_chars", "max_tokens", "max_whitespace_cnt")
+)
+_EXPRESSIONS: Final = frozenset(("pattern", "regex", "whitespace_pattern"))
+_GRAMMARS: Final = frozenset(("grammar", "definition", "ebnf", "lark"))
+_JSON_TEXTS: Final = frozenset(("json", "structural_tag", "schema", "json_schema"))
+
+_ENDLESS: Final = {"maxItems": math.inf}
+_COUNTS: Final = re.compile(r"\{\s*+(\d*+)\s*+(?:,\s*+(\d*+)\s*+)?\}")
+_LARK_COUNTS: Final = re.compile(r"~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?")
+_INLINE: Final = re.compile(r"\"\s*+:\s*+(\d[\d.eE+]*+)")
+_ESCAPED: Final = re.compile(r"\\(?:[pPuUx]\{[^}]{0,64}\}|.)", re.DOTALL)
+_CLASS: Final = re.compile(r"\[\^?(?:[^\[\]\\]|\\.)+\]", re.DOTALL)
+
+
+def check_schemas(body: dict[str, Any]) -> tuple[str, str] | None:
+    """The field at fault and what is wrong, or None where the engine may build all of them."""
+    for place in sorted(PLACES.intersection(body)):
+        fault = _check(body[place])
+        if fault:
+            return place, fault
+    return None
+
+
+def _check(value: object) -> str:
+    items = turns = 0.0
+    for key, leaf in _leaves(value):
+        if isinstance(leaf, str):
+            turns += _turns(leaf, nested=key in _GRAMMARS)
+            items += sum(map(_number, _INLINE.findall(leaf))) if key in _GRAMMARS else 0
+        elif key in _LENGTHS:
+            if leaf > MAX_LENGTH:
+                return f"`{key}` must be at most {MAX_LENGTH}"
+        else:
+            items += max(0, min(leaf, MAX_ITEMS + 1))
+        if items > MAX_ITEMS:
+            return f"the bounds of items and properties must be at most {MAX_ITEMS} together"
+        if turns > MAX_TURNS:
+            return f"repeated parts of expressions must be at most {MAX_TURNS} when written out"
+    return ""
+
+
+def _leaves(value: object) -> Iterator[tuple[str, Any]]:
+    """Each number and text that bounds a machine, with its keyword.
+
+    Also below `default`, `enum` and the like: a `$ref` may point anywhere.
+    """
+    pending: list[object] = [value]
+    while pending:
+        outer = pending.pop()
+        if isinstance(outer, list):
+            pending.extend(outer)
+        if not isinstance(outer, dict):
+            continue
+        for key, inner in outer.items():
+            if isinstance(inner, str):
+                if key in _EXPRESSIONS or key in _GRAMMARS:
+                    yield key, inner
+                elif key in _JSON_TEXTS:
+                    pending.append(_parsed(inner))
+            elif isinstance(inner, int | float):
+                repeat = key in _REPEAT and outer.get("type") == "repeat"
+                if repeat or key in _ITEMS or key in _LENGTHS:
+                    yield key, inner
+            else:
+                pending.append(inner)
+                if key == "patternProperties" and isinstance(inner, dict):
+                    yield from (("pattern", name) for name in inner)
+
+
+def _parsed(text: str) -> object:
+    """A schema given as text; None where it is no JSON, which the engine says itself."""
+    if text.count("[") + text.count("{") > MAX_NESTED_TEXT:
+        return _ENDLESS
+    try:
+        return json.loads(text, parse_constant=lambda _: math.inf)
+    except json.JSONDecodeError:
+        return None
+    except (ValueError, RecursionError):  # a number of 5000 digits; deeper than Python counts
+        return _ENDLESS
+
+
+def _turns(text: str, *, nested: bool) -> float:
+    """How many parts an expression or grammar has once its repeats are written out.
+
+    Args:
+        text: any dialect of expressions, EBNF or Lark.
+        nested: take all repeats as standing within each other, as rules of a grammar may.
+    """
+    every = [*_COUNTS.findall(text), *(_LARK_COUNTS.findall(text) if nested else ())]
+    most = _product(max(1.0, *map(_number, pair)) for pair in every)
+    if nested or most <= _FEW:
+        return most if every else 0
+    return min(most, _unrolled(text, most))
+
+
+def _unrolled(text: str, most: float) -> float:
+    """Parts of an expression by its groups; `most` where dialects read its groups differently."""
+    if "(?" in text and re.search(r"\(\?[a-zA-Z]*x", text):
+        return most  # comments may hold brackets
+    plain = _CLASS.sub("a", _ESCAPED.sub("a", text))
+    if "[" in plain or "]" in plain:
+        return most
+    groups, last, place = [0.0], 1.0, 0
+    while place < len(plain):
+        count = _COUNTS.match(plain, place)
+        if count:
+            times = max(1.0, *map(_number, count.groups()))
+            groups[-1] += last * (times - 1)
+            last *= times
+            place = count.end()
+            continue
+        character = plain[place]
+        place += 1
+        if character == "(":
+            groups.append(0.0)
+        elif character == ")":
+            if len(groups) == 1:
+                return most
+            last = max(1.0, groups.pop())
+            groups[-1] += last
+        elif character not in "*+?":
+            last = 1.0
+            groups[-1] += last
+    return most if len(groups) > 1 else groups[0]
+
+
+def _product(factors: Iterable[float]) -> float:
+    total = 1.0
+    for factor in factors:
+        total *= factor
+    return total
+
+
+def _number(digits: str | None) -> float:
+    """A number however long; infinity where it is none."""
+    try:
+        return float(digits or 0)
+    except ValueError:
+        return math.inf

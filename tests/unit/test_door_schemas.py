@@ -1,0 +1,159 @@
+"""Is a schema, expression or grammar refused that would unroll to more than the host's memory?"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from rayserve.serving.limits import read_body
+from rayserve.serving.replies import Refusal
+from rayserve.serving.routes import ALLOWED
+from rayserve.serving.schemas import MAX_ITEMS, MAX_LENGTH, MAX_TURNS
+from tests.unit.door_client import CHAT, plan
+
+ENDLESS = {"type": "array", "minItems": 10**9}
+NESTED = "(((ab){1000}){1000}){1000}"
+
+
+def verdict(path, body):
+    """What the limits say of a body sent to a path."""
+    return read_body(json.dumps(body).encode(), ALLOWED[path]["POST"], plan())
+
+
+def tool(schema):
+    """OpenAI's tool with a schema of parameters."""
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+PLACES = [
+    (CHAT, "response_format", {"type": "json_schema", "json_schema": {"schema": ENDLESS}}),
+    (CHAT, "response_format", {"type": "structural_tag", "format": {"json_schema": ENDLESS}}),
+    (CHAT, "response_format", {"structures": [{"begin": "a", "schema": ENDLESS, "end": "b"}]}),
+    (CHAT, "structured_outputs", {"json": ENDLESS}),
+    (CHAT, "structured_outputs", {"json": json.dumps(ENDLESS)}),
+    (CHAT, "structured_outputs", {"structural_tag": json.dumps({"format": ENDLESS})}),
+    (CHAT, "structured_outputs", {"regex": NESTED}),
+    (CHAT, "structured_outputs", {"grammar": f"start: /{NESTED}/"}),
+    (CHAT, "tools", [tool({"type": "object", "properties": {"a": ENDLESS}})]),
+    ("/v1/completions", "structured_outputs", {"json": ENDLESS}),
+    ("/v1/completions", "response_format", {"json_schema": {"schema": ENDLESS}}),
+    ("/v1/responses", "text", {"format": {"type": "json_schema", "schema": ENDLESS}}),
+    ("/v1/responses", "tools", [{"type": "function", "name": "f", "parameters": ENDLESS}]),
+    ("/v1/messages", "tools", [{"name": "f", "input_schema": ENDLESS}]),
+    ("/v1/messages", "output_config", {"format": {"json_schema": ENDLESS}}),
+]
+
+
+@pytest.mark.parametrize("path,place,value", PLACES)
+def test_every_place_of_a_body_is_bounded(path, place, value):
+    """Wherever a dialect takes a schema, one of endless arrays is a 400 that names the field."""
+    refusal = verdict(path, {"model": "m", place: value})
+    assert isinstance(refusal, Refusal)
+    assert (refusal.status, refusal.param) == (400, place)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "maxItems": MAX_ITEMS + 1},
+        {"type": "array", "minItems": 1e9},
+        {"type": "object", "minProperties": MAX_ITEMS + 1},
+        {"type": "array", "contains": {}, "minContains": MAX_ITEMS + 1},
+        {"anyOf": [{"type": "array", "maxItems": 1000}] * (MAX_ITEMS // 1000 + 1)},
+        {"type": "string", "maxLength": MAX_LENGTH + 1},
+        {"type": "string", "minLength": MAX_LENGTH + 1},
+        {"type": "string", "pattern": f"^.{{{MAX_TURNS + 1}}}$"},
+        {"type": "string", "pattern": "^a{99999999999999999999999}$"},
+        {"type": "object", "patternProperties": {NESTED: {}}},
+        {"$ref": "#/default", "default": ENDLESS},
+        {"type": "object", "properties": {"default": ENDLESS}},
+        {"format": {"type": "repeat", "min": 0, "max": 10**6}},
+    ],
+)
+def test_each_bound_of_a_schema_counts(schema):
+    """Also a float, one of many, and one where a `$ref` may lead."""
+    assert isinstance(verdict(CHAT, {"structured_outputs": {"json": schema}}), Refusal)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999", "9" * 5000, "9" * 400])
+def test_a_schema_given_as_text_hides_no_number(number):
+    """What JSON's reader does not take as a number is no way around the bound."""
+    text = '{"type": "array", "minItems": ' + number + "}"
+    assert isinstance(verdict(CHAT, {"structured_outputs": {"json": text}}), Refusal)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "((a{1000}){1000})",
+        "(?:[^)]{1,1000}x){1,1000}",
+        r"([\])]{1,1000}){1,1000}",
+        "([[)]]a{1000}){1000}",
+        "(?x)( # )\na{1000}){1000}",
+        "a{1000}{1000}",
+        "(a{,1000}){ 0 , 1000 }",
+        "(\\p{L}{1000}){1000}",
+    ],
+)
+def test_repeats_within_repeats_multiply(expression):
+    """However an expression hides its groups from a reader of brackets."""
+    assert isinstance(verdict(CHAT, {"structured_outputs": {"regex": expression}}), Refusal)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: A\nA: B{100}\nB: C{100}\nC: "ab"{100}',
+        'start: a~1..1000\na: "b"~1000',
+        'start: %json {"type": "array", "minItems": 1000000000}',
+        'root ::= ("a"){0,1000000}',
+        'root ::= ("a"){ 0 , 1000000 }',
+    ],
+)
+def test_rules_of_a_grammar_multiply(grammar):
+    """A rule may stand within another's repeat, and JSON within Lark."""
+    assert isinstance(verdict(CHAT, {"structured_outputs": {"grammar": grammar}}), Refusal)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 1000}},
+        {"json": {"type": "string", "maxLength": 100_000}},
+        {"json": {"type": "string", "pattern": r"^[\s\S]{1,65535}$"}},
+        {"json": {"properties": {"maxItems": {"type": "integer"}, "max": {"type": "number"}}}},
+        {"json": {"type": "integer", "minimum": 0, "maximum": 2**53}},
+        {
+            "json": {
+                "type": "string",
+                "pattern": r"^(?=.{1,253}$)([a-z\d-]{1,63}\.){1,8}[a-z]{2,63}$",
+            }
+        },
+        {"json": {"type": "object", "default": {"type": "range", "max": 10**6}}},
+        {"json": "not JSON: the engine says so"},
+        {"regex": r"\w{1,64}@[\w.]{1,255}\.[a-z]{2,63}"},
+        {"regex": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"},
+        {"grammar": 'root ::= [0-9]{4} "-" [0-9]{2} "-" [0-9]{2}'},
+    ],
+)
+def test_usual_schemas_pass(value):
+    """Bounds that real tools write are no reason to refuse."""
+    assert verdict(CHAT, {"structured_outputs": value}) == 1
+
+
+def test_bounds_in_a_conversation_are_data():
+    """A message that quotes a schema is text to the engine."""
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": ENDLESS}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
+    assert verdict("/v1/messages", {"messages": messages}) == 1
+
+
+@pytest.mark.parametrize("part", ["(", "[a", "{1", "a{2}", "(a{9}", "\\p{", "[^", "~1..2", " "])
+def test_long_expressions_are_judged_in_no_time(part):
+    """The reader of expressions takes time in proportion to their length."""
+    text = "(" + "a{1000}" * 2 + "{" + part * 100_000
+    started_at = time.process_time()
+    verdict(CHAT, {"structured_outputs": {"regex": text, "grammar": text}})
+    assert time.process_time() - started_at < 3.0
