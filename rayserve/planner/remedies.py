@@ -26,7 +26,7 @@ from rayserve.planner.weights.module_names import PART
 from rayserve.planner.weights.modules import Rotary
 from rayserve.planner.weights.quantization import Quantization
 from rayserve.planner.weights.storage import BLOCK, CHANNEL, FP8, GROUP, INT8, PACKED, Storage
-from rayserve.spec import ClusterSpec, serving_pool
+from rayserve.spec import ClusterSpec, NodePool, serving_pool
 
 FOUR_BITS, EIGHT_BITS = 5, 9
 """Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
@@ -77,9 +77,8 @@ def _narrower(spec: ClusterSpec, attempt: Try) -> str:
     if spec.precision.dtype != WIDE:
         return ""
     precision = spec.precision.model_copy(update={"dtype": "auto"})
-    return _first(
-        [("write dtype: auto", spec.model_copy(update={"precision": precision}))], attempt
-    )
+    wide = [("write dtype: auto", spec.model_copy(update={"precision": precision}))]
+    return _first(wide, attempt)[0]
 
 
 def _pinned(
@@ -178,11 +177,12 @@ _Way = tuple[str, ClusterSpec]
 
 def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
     """What holds the weights: as little as possible beyond the pool that is there."""
-    if stays := _first(_of_pool(spec, fit), attempt):
+    stays, _ = _first(_of_pool(spec, fit), attempt)
+    if stays:
         return stays
     lighter = _lightest(spec, fit, limits)
     ways = [lighter] if lighter else []
-    if more := _first(_of_more_gpus(spec, fit, cut, limits), attempt):
+    if more := _more_gpus(spec, fit, cut, limits, attempt):
         ways.append(more)
     if ways:
         return ", or ".join(ways)
@@ -192,8 +192,8 @@ def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, atte
     )
 
 
-def _first(ways: Iterable[_Way], attempt: Try) -> str:
-    """The first way whose plan fits for sure, else the first that may, said so; empty: none."""
+def _first(ways: Iterable[_Way], attempt: Try) -> tuple[str, bool]:
+    """(the first way whose plan fits, whether for sure), else the first that may; empty: none."""
     maybe = ""
     for told, spec in ways:
         found = attempt(spec)
@@ -201,9 +201,9 @@ def _first(ways: Iterable[_Way], attempt: Try) -> str:
             continue
         said = told.format(tensor=found.cut.tensor, pipeline=found.cut.pipeline)
         if found.sure:
-            return said
+            return said, True
         maybe = maybe or f"{said}, {MEASURE}"
-    return maybe
+    return maybe, False
 
 
 def _of_pool(spec: ClusterSpec, fit: Fit) -> Iterator[_Way]:
@@ -256,24 +256,58 @@ def _bits(fit: Fit) -> tuple[int, ...]:
     return (8, 4) if bits > EIGHT_BITS else (4,) if bits > FOUR_BITS else ()
 
 
-def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> Iterator[_Way]:
-    """With more GPUs of the same kind: on one host, as far as hosts are built, and on more hosts.
+def _more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
+    """With more GPUs of the same kind: those that fit for sure, else the fewest that may.
 
-    Of each number first the cut that a plan chooses, then others, which are to be written.
+    A plan of each costs a tenth of a second. So where some may, up to twice as many are looked at, and
+    a plan is made only of those whose memory alone is sure.
+    """
+    wanted = spec.parallelism
+    fixed = not wanted.tensor == wanted.pipeline == "auto"
+    maybe, most = "", math.inf
+    for pool, able in _larger_pools(spec, fit, cut, limits):
+        total = pool.hosts * pool.gpus_per_host
+        if total > most:
+            break
+        sure = [one for one in able if _asked(fit.sure, one, limits)]
+        if maybe and not sure:
+            continue
+        old = serving_pool(spec)
+        pools = [pool if one is old else one for one in spec.node_pools]
+        there = spec.model_copy(update={"node_pools": pools})
+        one_host = f"{pool.gpus_per_host} such GPUs on a host"
+        told = f"take {one_host if pool.hosts == 1 else f'{pool.hosts} such hosts'}"
+        # Where some may, a plan of more GPUs chooses the same cut: only a written one is another.
+        ways = [] if maybe else [(f"{told} (tensor {{tensor}} x pipeline {{pipeline}})", there)]
+        written_so = sure if maybe or not fixed else able
+        ways += [(f"{told}, with {CUT}", _cut_so(there, one)) for one in written_so]
+        said, surely = _first(ways, attempt)
+        if surely:
+            return said
+        if said and not maybe:
+            maybe, most = said, 2 * total
+    return maybe
+
+
+def _larger_pools(
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits
+) -> Iterator[tuple[NodePool, list[Cut]]]:
+    """More GPUs on one host, as far as hosts are built, and more hosts: the fewest GPUs first.
+
+    Each with the cuts that memory allows and no smaller pool had; first the one that a plan chooses.
     """
     pool = serving_pool(spec)
     larger = [(1, gpus) for gpus in HOST_GPUS if gpus > pool.gpus_per_host]
     more = [(hosts, pool.gpus_per_host) for hosts in range(pool.hosts + 1, MOST_HOSTS + 1)]
     least = fit.weights(cut) * cut.tensor * cut.pipeline / 2
-    most, wanted = spec.replicas.max, spec.parallelism
-    fixed = not wanted.tensor == wanted.pipeline == "auto"
+    most = spec.replicas.max
     seen = {one for one in _pool_cuts(spec, fit) if gangs(pool, one) >= most}
     for hosts, gpus in sorted((*larger, *more), key=lambda one: (math.prod(one), one[0])):
-        sizes, size = _sizes(fit, gpus), {"hosts": hosts, "gpus_per_host": gpus}
+        sizes = _sizes(fit, gpus)
         # Of a host's GPUs in several stages more may be sure than of as many ranks, which NCCL joins.
         whole = [Cut(one, gpus // one) for one in sorted(sizes, reverse=True) if gpus % one == 0]
         ways = [*(whole if hosts == 1 else []), *cuts(hosts, gpus, sizes, fit.profile.layers)]
-        resized = pool.model_copy(update=size)
+        resized = pool.model_copy(update={"hosts": hosts, "gpus_per_host": gpus})
         new = [
             one for one in dict.fromkeys(ways) if one not in seen and gangs(resized, one) >= most
         ]
@@ -284,14 +318,8 @@ def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -
             if one.tensor * one.pipeline * fit.requested_bytes >= least
             and _asked(fit.expects, one, limits)
         ]
-        pools = [resized if one is pool else one for one in spec.node_pools]
-        there = spec.model_copy(update={"node_pools": pools})
-        where = f"{gpus} such GPUs on a host" if hosts == 1 else f"{hosts} such hosts"
         if able:
-            yield f"take {where} (tensor {{tensor}} x pipeline {{pipeline}})", there
-        for other in able:
-            if fixed or _asked(fit.sure, other, limits):
-                yield f"take {where}, with {CUT}", _cut_so(there, other)
+            yield resized, able
 
 
 def _asked(judge: Callable[[Cut, EngineLimits], bool], cut: Cut, limits: EngineLimits) -> bool:

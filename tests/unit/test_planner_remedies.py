@@ -9,9 +9,11 @@ import pytest
 
 from rayserve.errors import DoesNotFitError
 from rayserve.plan import Plan
+from rayserve.planner import settled
 from rayserve.planner.aims import largest
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.placement import cuts
+from rayserve.planner.settled import settle
 from rayserve.planner.views.terminal import table
 from rayserve.spec import parse_spec
 from tests.bad_specs import ROOT
@@ -245,6 +247,20 @@ def test_more_gpus_of_a_host_are_told_by_their_number():
         "take 2 such GPUs on a host (tensor 2 x pipeline 1)"
     )
     assert surely(plan(GPT_OSS_120B, "L40S-48GB", 2))
+
+
+@pytest.mark.parametrize("hosts, gpus", [(1, 1), (1, 4), (2, 4), (1, 8)])
+def test_a_refusal_makes_few_plans(monkeypatch, hosts, gpus):
+    """A plan takes a tenth of a second: a refusal that looks for more GPUs makes three at most."""
+    made = []
+
+    def counted(*args, **options):
+        made.append(args)
+        return settle(*args, **options)
+
+    monkeypatch.setattr(settled, "settle", counted)
+    assert "such hosts" in refusal(PACKED, "RTX-4090-24GB", gpus, hosts)
+    assert 1 <= len(made) <= 3
 
 
 def test_more_gpus_of_a_host_come_before_more_hosts():
