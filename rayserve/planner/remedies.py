@@ -8,14 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
-from rayserve.planner.aims import STEP_TOKENS, largest
 from rayserve.planner.fit import BLOCKS, EngineLimits, Fit
-from rayserve.planner.lengths import MEASURE, Try, possible, within, written
+from rayserve.planner.lengths import MEASURE, Try, possible, within
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.oversized import (
+    BLOCK_SIZE,
+    argued,
+    refit,
+    shorter_blocks,
+    smaller_step,
+    told_number,
+)
 from rayserve.planner.placement import cuts, gangs, sizes_by_heads
 from rayserve.planner.profile import scaled_bits
 from rayserve.planner.support.divisibility import tensor_sizes
@@ -62,13 +68,16 @@ def _remedy(
         return _blocks(spec, fit, cut, limits, attempt)
     if fit.pinned_bytes:
         return _pinned(spec, fit, cut, limits, attempt)
+    if told := shorter_blocks(spec, fit, cut, limits, attempt):
+        return told, ("engine_args", BLOCK_SIZE)
     shorter = _shorter(spec, fit, cut, limits, attempt)
     if told := _narrower(spec, attempt):
         return f"{told}, or {shorter}" if shorter else told, ("precision", "dtype")
     if shorter:
         return shorter, ("limits", "max_model_len")
-    if told := _smaller_step(spec, fit, cut, limits):
-        return told, ("limits", "max_num_seqs")
+    for key, told in smaller_step(spec, fit, cut, limits, attempt):
+        if told:
+            return f"{told}: the room of more takes the memory", ("limits", key)
     return _elsewhere(spec, fit, cut, limits, attempt), ("model", "config")
 
 
@@ -89,7 +98,7 @@ def _pinned(
         update={"limits": spec.limits.model_copy(update={"kv_cache_gib": "auto"})}
     )
     if attempt(free) is None:
-        do, at = _remedy(free, _refit(fit, free), cut, limits, attempt)
+        do, at = _remedy(free, refit(fit, free), cut, limits, attempt)
         return f"write kv_cache_gib: auto, and {do}", at
     small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
     do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
@@ -103,13 +112,13 @@ def _blocks(
     least, sure, best = fit.block_range(cut, limits)
 
     def held(blocks: int, judge: Callable[[Fit, Cut, EngineLimits], bool]) -> int:
-        fixed = _argued(fit, {**spec.engine_args, BLOCKS: blocks})
+        fixed = argued(fit, {**spec.engine_args, BLOCKS: blocks})
         return blocks if blocks >= least and judge(fixed, cut, limits) else 0
 
-    told = _written(BLOCKS, held(sure, Fit.sure), held(best, Fit.holds))
+    told = told_number(BLOCKS, held(sure, Fit.sure), held(best, Fit.holds))
     if told and fit.blocks < least:
         told = f"write {BLOCKS}: {least} at least, for one request, and {best} at most"
-    free = _argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
+    free = argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
     if free.holds(cut, limits):
         return f"{told}, or remove it" if told else "remove it", ("engine_args", BLOCKS)
     if told:
@@ -118,54 +127,11 @@ def _blocks(
     return f"remove engine_args.{BLOCKS}, and {do}", at
 
 
-def _argued(fit: Fit, arguments: dict[str, Any]) -> Fit:
-    """The judge of the same spec with other `engine_args`."""
-    return _refit(fit, fit.spec.model_copy(update={"engine_args": arguments}))
-
-
 def _shorter(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
     """The max_model_len to write; empty: none helps."""
     found = possible(fit, cut, limits, attempt)
     told, least = found.told(free=spec.limits.max_num_seqs == "auto"), found.sure or found.best
     return f"{told}{within(spec, least.limits.length)}" if least is not None else ""
-
-
-def _smaller_step(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> str:
-    """The max_num_seqs or max_num_batched_tokens to write; empty: neither helps."""
-    wanted = spec.limits
-    free = wanted.max_num_batched_tokens == "auto"
-
-    def sequences(count: int) -> EngineLimits:
-        step = max(count, fit.gpu.step_tokens) if free else limits.step_tokens
-        return replace(limits, seqs=count, step_tokens=step)
-
-    def tokens(count: int) -> EngineLimits:
-        return replace(limits, seqs=min(limits.seqs, count), step_tokens=count)
-
-    told = ""
-    if wanted.max_num_seqs != "auto":
-        told = _written("max_num_seqs", *_most(fit, cut, sequences, (1, limits.seqs)))
-    if not told and not free:
-        least = STEP_TOKENS if spec.scheduling.chunked_prefill else limits.length
-        span = (min(limits.step_tokens, least), limits.step_tokens)
-        sure, best = _most(fit, cut, tokens, span)
-        told = _written("max_num_batched_tokens", sure, best)
-        if told and wanted.max_num_seqs != "auto" and wanted.max_num_seqs > (sure or best):
-            told += f", with max_num_seqs ({wanted.max_num_seqs}) no larger than it"
-    return f"{told}: the room of more takes the memory" if told else ""
-
-
-def _most(
-    fit: Fit, cut: Cut, at: Callable[[int], EngineLimits], span: tuple[int, int]
-) -> tuple[int, int]:
-    """The largest number of a range that fits for sure, and at best; 0: none."""
-    sure = largest(lambda count: fit.sure(cut, at(count)), *span)
-    return sure, largest(lambda count: fit.holds(cut, at(count)), *span)
-
-
-def _written(name: str, sure: int, best: int) -> str:
-    """The number to write; empty: there is none."""
-    return written(name, str(sure or ""), str(best or ""))
 
 
 # ── where neither length nor batch is the trouble ───────────────────────────────────────────────
@@ -383,7 +349,3 @@ def _lighter(fit: Fit, bits: int) -> Fit:
     )
     formats = Quantization("compressed-tensors", ((("Linear",), storage),), left, PART)
     return Fit(fit.spec, profile, replace(architecture, quantization=formats), fit.gpu)
-
-
-def _refit(fit: Fit, spec: ClusterSpec) -> Fit:
-    return Fit(spec, fit.profile, fit.architecture, fit.gpu, fit.checkpoint_bytes, fit.starts)

@@ -150,6 +150,33 @@ def surely(made: Plan) -> bool:
 # ── steps and sequences ─────────────────────────────────────────────────────────────────────────
 
 
+WRITTEN = re.compile(r"write (\w+): (\d+)(?:, which is sure to fit, or (\d+) at the very best)?")
+
+
+@pytest.mark.parametrize(
+    "section, key, number",
+    [
+        ("limits", "max_num_batched_tokens", 131072),
+        ("limits", "max_num_batched_tokens", 2_000_000),
+        ("limits", "max_num_seqs", 1_000_000),
+        ("engine_args", "block_size", 1_000_000),
+        ("engine_args", "block_size", 10**15 // 16 * 16),
+    ],
+)
+def test_a_written_number_that_takes_the_memory_is_the_one_to_change(section, key, number):
+    """405B on two hosts plans with its own choice, so the number is told, by its key, and both plan."""
+    where = ("A100-80GB-SXM", 8, 2)
+    with pytest.raises(DoesNotFitError) as raised:
+        plan(LARGE, *where, add=f"  {section}: {{{key}: {number}}}\n")
+    assert raised.value.where.key.endswith(f"{section}.{key}")
+    found = WRITTEN.match(raised.value.do)
+    assert found
+    assert found[1] == key
+    assert int(found[2]) < int(found[3]) < number
+    assert surely(plan(LARGE, *where, add=f"  {section}: {{{key}: {found[2]}}}\n"))
+    assert not surely(plan(LARGE, *where, add=f"  {section}: {{{key}: {found[3]}}}\n"))
+
+
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
 @pytest.mark.parametrize("written", [8192, 131072])
 def test_a_refused_step_names_the_largest_that_holds(name, written):
