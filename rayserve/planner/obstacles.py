@@ -6,13 +6,14 @@ lacks (planner/support), asked with what the spec and config.json say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.planner.catalogue import Gpu
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.support.blocks import check_block_size
 from rayserve.planner.support.divisibility import (
     CutShape,
     broken_rule,
@@ -22,6 +23,7 @@ from rayserve.planner.support.divisibility import (
 from rayserve.planner.support.host_limits import HostFacts, check_host
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import (
+    Attention,
     Finding,
     capability_of,
     check_precision,
@@ -77,14 +79,16 @@ class Obstacles:
         """
         self._check_served()
         precision = self.spec.precision
+        attention = attentions(self._architecture, images=self.spec.limits.max_images > 0)
         findings = [
             *check_precision(
                 self._schemes,
                 dtype=self._architecture.dtype,
                 kv_cache_dtype=precision.kv_cache_dtype,
-                attention=attentions(self._architecture, images=self.spec.limits.max_images > 0),
+                attention=attention,
                 compute_capability=self._gpu.compute_capability if self._gpu.nvidia else None,
             ),
+            *self._check_blocks(attention),
             *check_cut(
                 self._shapes,
                 tensor=cut.tensor,
@@ -97,6 +101,20 @@ class Obstacles:
             if finding.level == "refuse":
                 raise finding.error(self.spec.where(*finding.key))
         return [_sentence(finding) for finding in findings]
+
+    def _check_blocks(self, attention: Sequence[Attention]) -> list[Finding]:
+        arguments, gpu = self.spec.engine_args, self._gpu
+        size = arguments.get("block_size")
+        if not isinstance(size, int) or not gpu.nvidia:
+            return []
+        return check_block_size(
+            size,
+            attention,
+            dtype=self._architecture.dtype,
+            kv_cache_dtype=self.spec.precision.kv_cache_dtype,
+            capability=capability_of(gpu.compute_capability),
+            backend=str(arguments.get("attention_backend") or ""),
+        )
 
     def _check_served(self) -> None:
         family = FAMILIES.get(self._architecture.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,8 @@ from rayserve.planner.memory.simple import Cut
 from rayserve.spec import ClusterSpec
 
 BLOCK_SIZE = "block_size"
+KERNEL_BLOCKS = 128
+"""The largest block of which an attention backend takes multiples (data/precisions.yml)."""
 
 
 def shorter_blocks(
@@ -22,17 +25,19 @@ def shorter_blocks(
     size = spec.engine_args.get(BLOCK_SIZE)
     if not isinstance(size, int) or size <= BLOCK_TOKENS:
         return ""
+    # What divides the written size is taken too: every backend takes multiples of a power of two.
+    step = math.gcd(size, KERNEL_BLOCKS)
 
     def of(count: int) -> dict[str, Any]:
-        return {"engine_args": {**spec.engine_args, BLOCK_SIZE: count * BLOCK_TOKENS}}
+        return {"engine_args": {**spec.engine_args, BLOCK_SIZE: count * step}}
 
     def most(judge: Callable[[Fit, Cut, EngineLimits], bool]) -> int:
         # No cache has more tokens than a GPU has bytes for.
-        span = 1, min(size, fit.requested_bytes // max(1, fit.token_bytes(cut))) // BLOCK_TOKENS
+        span = 1, min(size, fit.requested_bytes // max(1, fit.token_bytes(cut))) // step
         return largest(lambda n: judge(argued(fit, of(n)["engine_args"]), cut, limits), *span)
 
     counts = _planned(spec, of, (most(Fit.sure), most(Fit.holds)), attempt)
-    told = told_number(BLOCK_SIZE, *(count * BLOCK_TOKENS for count in counts))
+    told = told_number(BLOCK_SIZE, *(count * step for count in counts))
     return f"{told}, or remove it" if told else ""
 
 
