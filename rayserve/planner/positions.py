@@ -51,7 +51,14 @@ def check_rope(spec: ClusterSpec, profile: ModelProfile) -> None:
             do="remove rope_scaling; this model has no rotary positions to stretch",
             where=spec.where("rope_scaling"),
         )
-    length = longest(spec, profile)
+    length, trained = longest(spec, profile), rope.original_max_position_embeddings
+    if trained > profile.max_position and own not in IRREPLACEABLE:
+        raise SpecError(
+            f"at most {profile.max_position} trained positions, those of the model's config.json",
+            found=str(trained),
+            do=f"write {profile.max_position}",
+            where=spec.where("rope_scaling", "original_max_position_embeddings"),
+        )
     if own in IRREPLACEABLE:
         needed = "`rope_scaling` only for a model whose rotary positions are of one kind"
     elif length < profile.max_position or (own and length == profile.max_position):

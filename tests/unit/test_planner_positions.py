@@ -40,6 +40,25 @@ def test_a_stretch_that_does_not_lengthen_the_context_is_refused(model, factor, 
     assert f"{model['max_position_embeddings']:,} positions without it" in caught.value.do
 
 
+def test_more_trained_positions_than_the_model_has_are_refused():
+    """The stretch would start beyond what was trained; the model's own number plans."""
+    with pytest.raises(SpecError, match="at most 131072 trained positions") as caught:
+        plan(stretch(4, 1048576), model=SCALED)
+    key = "rayserve_cluster.rope_scaling.original_max_position_embeddings"
+    assert caught.value.where.key == key
+    assert caught.value.do == "write 131072"
+    assert plan(stretch(4, 131072), model=SCALED)
+
+
+@pytest.mark.parametrize("factor", [129, 1e15])
+def test_a_factor_beyond_any_published_one_is_refused(factor):
+    """A slip of the pen gives no table of positions that fills the GPU."""
+    with pytest.raises(SpecError, match="128") as caught:
+        plan(stretch(factor, 32768), model=PLAIN)
+    assert caught.value.where.key == "rayserve_cluster.rope_scaling.factor"
+    assert plan(stretch(128, 32768), model=PLAIN)
+
+
 def test_a_stretch_over_a_scaling_of_the_checkpoint_is_told():
     """Where the context does grow, a note says that the trained scaling goes; without one it is silent."""
     made = plan(stretch(2, 131072), model=SCALED)
