@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rayserve.errors import SpecError
 from rayserve.planner.profile import MROPE, PER_KIND, ModelProfile
+from rayserve.planner.support.rope import check_rope_types
 from rayserve.spec import ClusterSpec
 
 IRREPLACEABLE = (MROPE, PER_KIND)
@@ -33,16 +35,18 @@ def stretched(spec: ClusterSpec, profile: ModelProfile) -> str:
     return ", or stretch the model with `rope_scaling`"
 
 
-def check_rope(spec: ClusterSpec, profile: ModelProfile) -> None:
+def check_rope(spec: ClusterSpec, profile: ModelProfile, config: Mapping[str, Any]) -> None:
     """Does `rope_scaling` lengthen the context, and does it leave the model's rotary positions whole?
 
-    vLLM replaces the mapping of config.json as a whole.
+    vLLM replaces the mapping of config.json as a whole; without `rope_scaling`, it must know that.
 
     Raises:
         SpecError: it shortens the context, or takes away what the attention needs.
     """
     rope, own = spec.rope_scaling, profile.rope_scaling
     if rope is None:
+        if not spec.env.get("VLLM_PLUGINS"):  # which may bring types of their own
+            check_rope_types(config, spec.where("model", "config"))
         return
     if not profile.rope_theta:
         raise SpecError(

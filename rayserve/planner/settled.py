@@ -101,7 +101,7 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
     """
     check_engine_args(spec)
     profile = read_model_profile(spec, weights.config, weights.draft_config)
-    check_rope(spec, profile)
+    check_rope(spec, profile, weights.config or {})
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)

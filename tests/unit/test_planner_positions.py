@@ -86,3 +86,40 @@ def test_only_a_model_without_a_scaling_of_its_own_is_told_to_stretch(model, tol
     with pytest.raises(SpecError, match="own limit") as caught:
         plan(model=model, **{"max_model_len: 16384": "max_model_len: 600000"})
     assert ("rope_scaling" in caught.value.do) is told
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    "rope, needed",
+    [
+        ({"rope_type": "nope", "factor": 4}, "a rope_type in config.json that vLLM"),
+        ({"type": "nope", "factor": 4}, "a rope_type in config.json that vLLM"),
+        ({"rope_type": "yarn"}, "`factor` beside rope_type yarn"),
+        ({"rope_type": "linear", "factor": None}, "`factor` beside rope_type linear"),
+        ({"rope_type": "llama3", "factor": 8}, "`low_freq_factor` and `high_freq_factor`"),
+        ({"type": "su", "short_factor": [1.0]}, "`long_factor` beside rope_type su"),
+        ({**YARN, "type": "linear"}, "one type of scaling"),
+        ({"full_attention": {"rope_type": "yarn"}}, "`factor` beside rope_type yarn"),
+    ],
+)
+def test_a_scaling_of_config_json_that_vllm_does_not_read_is_refused(rope, needed):
+    """An unknown type, or one without its figures, ends the engine as it loads the model."""
+    with pytest.raises(SpecError, match=needed) as caught:
+        plan(model={**PLAIN, "rope_scaling": rope})
+    assert caught.value.where.key == "rayserve_cluster.model.config"
+
+
+@pytest.mark.parametrize(
+    "rope", [None, {}, YARN, LLAMA3, {"type": "dynamic", "alpha": 1000.0}, {"rope_theta": 500000.0}]
+)
+def test_a_scaling_that_vllm_reads_is_planned(rope):
+    """Old names and keys that stand in for others are no fault."""
+    assert plan(model={**PLAIN, "rope_scaling": rope})
+
+
+def test_a_plugin_may_bring_a_scaling_of_its_own():
+    """What it adds is not known here."""
+    env = "  env: {VLLM_PLUGINS: mine}\n"
+    assert plan(env, model={**PLAIN, "rope_scaling": {"rope_type": "nope", "factor": 4}})
