@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
+from rayserve.engine.models import UNCHANGED
 from rayserve.errors import SpecError, Where
-from rayserve.planner.weights.facts import UNCHANGED
 from rayserve.spec import nearest
 
 _FACTOR = ("factor",)
