@@ -243,8 +243,12 @@ def _more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, atte
         there = spec.model_copy(update={"node_pools": pools})
         one_host = f"{pool.gpus_per_host} such GPUs on a host"
         told = f"take {one_host if pool.hosts == 1 else f'{pool.hosts} such hosts'}"
-        # Where some may, a plan of more GPUs chooses the same cut: only a written one is another.
-        ways = [] if maybe else [(f"{told} (tensor {{tensor}} x pipeline {{pipeline}})", there)]
+        # Where some hosts may, a plan of more chooses the same cut: only a written one is another.
+        ways = (
+            []
+            if maybe and pool.hosts > 1
+            else [(f"{told} (tensor {{tensor}} x pipeline {{pipeline}})", there)]
+        )
         written_so = sure if maybe or not fixed else able
         ways += [(f"{told}, with {CUT}", _cut_so(there, one)) for one in written_so]
         said, surely = _first(ways, attempt)
