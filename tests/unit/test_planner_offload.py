@@ -129,8 +129,14 @@ def test_promises_and_choices_follow_what_weights_in_host_memory_cost():
     told = re.search(r"a token takes about (\d+) ms", seqs.reason)
     assert told is not None
     assert int(told[1]) > 10 * GIB / 32e6
-    with pytest.raises(SpecError, match="needs at its peak"):
-        plan(SMALL, "A100-80GB-SXM", 1, add=add + "  slo: {tpot_ms: 50}\n")
+    promise = "  slo: {tpot_ms: 50}\n"
+    with pytest.raises(SpecError, match="needs at its peak") as raised:
+        plan(SMALL, "A100-80GB-SXM", 1, add=add + promise)
+    assert raised.value.do.startswith("remove engine_args.cpu_offload_gb: ")
+    assert plan(SMALL, "A100-80GB-SXM", 1, add=promise).latency
+    with pytest.raises(SpecError, match="needs at its peak") as raised:
+        plan(SMALL, "A100-80GB-SXM", 1, add=add + "  slo: {tpot_ms: 0.1}\n")
+    assert raised.value.do.startswith("write tpot_ms: ")
 
 
 def test_weights_that_loading_may_bring_back_bound_no_latency():
