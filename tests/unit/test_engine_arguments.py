@@ -242,3 +242,17 @@ def test_no_name_near_to_an_argument_is_answered_with_an_owned_one():
         do = told(validate, f"{name}_x", 1)
         if do.startswith("write `"):
             assert do.split("`")[1] not in OWNED_ARGS
+
+
+@pytest.mark.parametrize("name", [
+    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONBREAKPOINT",
+    "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH",
+])  # fmt: skip
+def test_a_variable_that_loads_code_is_refused(name):
+    """No entry of `env` brings code into the engine that the plan does not name."""
+    assert told(validate_env, name, "/tmp/x") == "leave it out: it loads code into the engine"
+
+
+def test_where_libraries_lie_may_be_said():
+    """CUDA outside the usual folders is found by it."""
+    validate_env("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")
