@@ -255,4 +255,5 @@ def test_a_variable_that_loads_code_is_refused(name):
 
 def test_where_libraries_lie_may_be_said():
     """CUDA outside the usual folders is found by it."""
+    assert env_owner("LD_LIBRARY_PATH") == ""
     validate_env("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")
