@@ -33,7 +33,8 @@ def shorter_blocks(
 
     def most(judge: Callable[[Fit, Cut, EngineLimits], bool]) -> int:
         # No cache has more tokens than a GPU has bytes for.
-        span = 1, min(size, fit.requested_bytes // max(1, fit.token_bytes(cut))) // step
+        held = fit.requested_bytes // max(1, fit.token_bytes(cut))
+        span = 1, max(1, min(size, held) // step)
         return largest(lambda n: judge(argued(fit, of(n)["engine_args"]), cut, limits), *span)
 
     counts = _planned(spec, of, (most(Fit.sure), most(Fit.holds)), attempt)

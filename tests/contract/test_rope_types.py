@@ -9,8 +9,9 @@ import vllm
 
 from rayserve.planner.support.rope import ROPE_TYPES
 
-LEGACY = {"su", "mrope"}
-"""Renamed as the config is read (transformers_utils/config.py, patch_legacy_rope_type)."""
+LEGACY = {"su", "mrope", "telechat3-yarn", "xdrope"}
+"""Renamed as the config is read (transformers_utils/config.py, patch_legacy_rope_type; xdrope by
+Transformers' class of HunYuan VL)."""
 
 
 def test_the_types_are_those_that_get_rope_compares_with():

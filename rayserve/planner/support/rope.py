@@ -31,8 +31,10 @@ ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "openpangu": ("mrope_section",),
     "su": ("short_factor", "long_factor"),
     "mrope": ("mrope_section",),
+    "telechat3-yarn": _FACTOR,
+    "xdrope": (),
 }
-"""Types, those of older checkpoints last, and the keys that each cannot do without."""
+"""Types, from `su` on those that are renamed as a config is read, and the keys that each cannot do without."""
 INSTEAD_OF_FACTOR = "alpha"
 """Of type dynamic."""
 
