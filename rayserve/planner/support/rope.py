@@ -34,7 +34,8 @@ ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "telechat3-yarn": _FACTOR,
     "xdrope": (),
 }
-"""Types, from `su` on those that are renamed as a config is read, and the keys that each cannot do without."""
+"""Types, from `su` on those that are renamed as a config is read, and the keys that each cannot do
+without."""
 INSTEAD_OF_FACTOR = "alpha"
 """Of type dynamic."""
 
