@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayserve.veil import veiled
+from rayserve.veil import veiled, veiled_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RayserveError(Exception):
         self.needed = veiled(needed)
         self.found = veiled(found)
         self.do = veiled(do)
-        self.where = None if where is None else replace(where, path=veiled(where.path))
+        self.where = None if where is None else _veiled(where)
         super().__init__(self.message())
 
     def message(self) -> str:
@@ -94,6 +94,11 @@ class RayserveError(Exception):
         # Ray carries exceptions between processes with pickle, which by default calls __init__ with
         # Exception.args: that would lose every keyword.
         return (_rebuild, (type(self), self.needed, self.found, self.do, self.where))
+
+
+def _veiled(where: Where) -> Where:
+    key = None if where.key is None else veiled_location(where.key)
+    return replace(where, path=veiled(where.path), key=key)
 
 
 def _rebuild(

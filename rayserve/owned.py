@@ -166,6 +166,22 @@ _SECRET = (
     "a secret, and plan.yml is read by many: stage on the hosts what needs it, such as the weights"
 )
 
+CODE_ENV = (
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONUSERBASE",
+    "PYTHONPLATLIBDIR",
+    "PYTHONSTARTUP",
+    "PYTHONBREAKPOINT",
+    "CUDA_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH",
+    "GCONV_PATH",
+)
+"""Variables by which the loader, Python, CUDA or glibc take in code that the plan does not name. Not
+LD_LIBRARY_PATH: drivers and libraries of CUDA outside the usual folders are found by it."""
+
 OWNED_ENV: dict[str, str] = {
     "VLLM_API_KEY": "write `endpoint.api_key_file`; vLLM's own check leaves paths open",
     "VLLM_SERVER_DEV_MODE": "leave it out: it opens paths that stop or rewrite the engine",
@@ -196,9 +212,7 @@ OWNED_ENV: dict[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "the engine runs in a process of its own",
     "CUDA_VISIBLE_DEVICES": "Ray sets it for each replica",
     "HF_HUB_OFFLINE": "set by the plan: on for `model.path`, off for `model.hf_id`",
-    "LD_PRELOAD": "leave it out: it loads code into the engine",
-    "PYTHONPATH": "leave it out: it loads code into the engine",
-    "PYTHONSTARTUP": "leave it out: it loads code into the engine",
+    **dict.fromkeys(CODE_ENV, "leave it out: it loads code into the engine"),
     "PATH": "the service's own; roles set it",
     "HOME": "the service's own; roles set it",
 }

@@ -13,6 +13,8 @@ _ISSUED = (
 )
 """What providers begin their keys with, and a password in a URL."""
 _ANYWHERE = re.compile(rf"(?<![\w.-]){_ISSUED}")
+_IN_LOCATION = re.compile(rf"(?<![\w-]){_ISSUED}")
+"""As a part of a dotted key."""
 _NO_FOLDER = re.compile(rf"(?<![\w./-]){_ISSUED}")
 """As a value of its own: a folder of a path may begin like a key."""
 _PREFIXED = re.compile(r"(?:sk|pk|rk)[-_][\w-]{8,}")
@@ -26,6 +28,11 @@ HIDDEN = "(not shown)"
 def veiled(text: str) -> str:
     """The text without what has the form of a key or a password."""
     return _ANYWHERE.sub(HIDDEN, text)
+
+
+def veiled_location(key: str) -> str:
+    """A dotted key of a file without the parts that have the form of a key or a password."""
+    return _IN_LOCATION.sub(HIDDEN, key)
 
 
 def holds_secret(text: str) -> bool:

@@ -188,12 +188,15 @@ def _check_keys(
                 "a key that the toolkit does not own", found=found, do=owner, where=where
             )
         if known and key not in known:
+            free = [one for one in known if not key_owner(argument.name, (*outer, one))]
             close = nearest(str(key), known)
-            told = f"write `{close}`" if close else "one of: " + ", ".join(known)
+            do = f"write `{close}`" if close else "one of: " + ", ".join(free)
+            if close and (owner := key_owner(argument.name, (*outer, close))):
+                do = _owned(close, owner)
             raise EngineArgumentError(
                 f"a key that vLLM {VLLM_VERSION} knows",
                 found=found,
-                do=REMOVED_KEYS.get(found.strip("`"), told),
+                do=REMOVED_KEYS.get(found.strip("`"), do),
                 where=where,
             )
         _check_keys(argument, path, inner, where)
@@ -252,17 +255,24 @@ def validate_env(name: str, value: object, where: Where | None = None) -> None:
         )
     if name.startswith("VLLM_") and name not in load_snapshot().env:
         close = nearest(name, load_snapshot().env)
-        told = f"write `{close}`" if close else "leave it out; vLLM would ignore it"
+        do = f"write `{close}`" if close else "leave it out; vLLM would ignore it"
+        if close and (owner := env_owner(close)):
+            do = _owned(close, owner)
         raise EngineArgumentError(
             f"a variable that vLLM {VLLM_VERSION} reads",
             found=f"`{name}`",
-            do=REMOVED_ENV.get(name, told),
+            do=REMOVED_ENV.get(name, do),
             where=where,
         )
     if "\n" in str(value) or "\0" in str(value):
         raise EngineArgumentError(
             "a value on one line", found=repr(value)[:80], do="remove the line break", where=where
         )
+
+
+def _owned(name: str, instead: str) -> str:
+    """What to do where the name that was meant is the toolkit's own."""
+    return f"`{name}`, if that is meant, is the toolkit's own; {instead}"
 
 
 def _instead(plain: str) -> str:
@@ -272,4 +282,6 @@ def _instead(plain: str) -> str:
     if plain in REMOVED_ARGS:
         return REMOVED_ARGS[plain]
     close = nearest(plain, [*known.engine, *known.frontend])
+    if close in OWNED_ARGS:
+        return _owned(close, OWNED_ARGS[close])
     return f"write `{close}`" if close else "leave it out; see data/vllm-*-args.json for all names"

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
+from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
     Endpoint,
@@ -31,7 +32,7 @@ from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_es
 from rayserve.planner.fit import Fit
 from rayserve.planner.lengths import Try
 from rayserve.planner.proposals import idle
-from rayserve.planner.settled import Settled, Weights, attempts, judge, settle, tries
+from rayserve.planner.settled import Attempt, Settled, Weights, attempts, judge, settle, tries
 from rayserve.planner.sizing import Sizing, judged
 from rayserve.planner.subject import (
     known_architecture,
@@ -62,6 +63,7 @@ LONG_STREAMS = (
 )
 OTHER_CUT = "The comparable starts had another cut: they narrow no term of the memory."
 SIMPLE_TAKES_NONE = "The simple estimate takes from real starts no more than the GPU's total."
+OFFLOAD = "cpu_offload_gb"
 NO_STARTS = Ledger()
 OPEN_INGRESS = (
     "Serve listens on 0.0.0.0 without TLS: the host firewall and the gateway keep strangers out."
@@ -143,7 +145,7 @@ def build_plan(
             *differences(architecture, stored),
             *made.told,
             *idle(made, attempts(weights)),
-            *(timing.promises(cut, made.limits) if timing is not None else ()),
+            *_promises(made, attempts(weights)),
             *([UNTIMED] if architecture is not None and gpu is not None and not timing else ()),
             *found.notes,
             *budget_notes(start, spec.timeouts.start_s),
@@ -173,6 +175,33 @@ def _replica(made: Settled, digests: Mapping[str, str]) -> ReplicaPlan:
         state_dir=spec.state_dir,
         content=content(spec, digests),
     )
+
+
+def _promises(made: Settled, attempt: Attempt) -> list[str]:
+    """Notes of promises that may not be kept.
+
+    Raises:
+        SpecError: one that these GPUs cannot keep; where they hold the weights that `cpu_offload_gb`
+            leaves in host memory and keep it then, that is told first.
+    """
+    if made.timing is None:
+        return []
+    try:
+        return made.timing.promises(made.cut, made.limits)
+    except SpecError as error:
+        rest = {key: value for key, value in made.spec.engine_args.items() if key != OFFLOAD}
+        whole = {"engine_args": rest}
+        there = (
+            attempt(made.spec.model_copy(update=whole)) if rest != made.spec.engine_args else None
+        )
+        if there is None or there.timing is None:
+            raise
+        try:
+            there.timing.promises(there.cut, there.limits)
+        except SpecError:
+            raise error from None
+        do = f"remove engine_args.{OFFLOAD}: the GPUs hold all weights, and keep the promise then; or {error.do}"
+        raise SpecError(error.needed, found=error.found, do=do, where=error.where) from None
 
 
 def _narrowed(made: Settled, fit: Fit, found: Evidence, attempt: Try) -> Sizing:

@@ -6,22 +6,32 @@ lacks (planner/support), asked with what the spec and config.json say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.planner.catalogue import Gpu
+from rayserve.planner.lengths import Try
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.support.blocks import check_block_size
 from rayserve.planner.support.divisibility import (
     CutShape,
     broken_rule,
     check_cut,
     tensor_sizes,
 )
-from rayserve.planner.support.host_limits import HostFacts, check_host
+from rayserve.planner.support.host_limits import (
+    HOST_RESERVE_GIB,
+    HostFacts,
+    check_host,
+    weights_room_gib,
+)
 from rayserve.planner.support.limits import attentions, cut_shapes
 from rayserve.planner.support.precision import (
+    Attention,
     Finding,
     capability_of,
     check_precision,
@@ -33,6 +43,7 @@ from rayserve.planner.weights.architecture import Architecture
 from rayserve.planner.weights.families import FAMILIES
 from rayserve.planner.weights.formats import FP8_COMPUTE
 from rayserve.spec import ClusterSpec, NodePool
+from rayserve.units import GIB
 
 
 class Obstacles:
@@ -77,14 +88,16 @@ class Obstacles:
         """
         self._check_served()
         precision = self.spec.precision
+        attention = attentions(self._architecture, images=self.spec.limits.max_images > 0)
         findings = [
             *check_precision(
                 self._schemes,
                 dtype=self._architecture.dtype,
                 kv_cache_dtype=precision.kv_cache_dtype,
-                attention=attentions(self._architecture, images=self.spec.limits.max_images > 0),
+                attention=attention,
                 compute_capability=self._gpu.compute_capability if self._gpu.nvidia else None,
             ),
+            *self._check_blocks(attention),
             *check_cut(
                 self._shapes,
                 tensor=cut.tensor,
@@ -97,6 +110,20 @@ class Obstacles:
             if finding.level == "refuse":
                 raise finding.error(self.spec.where(*finding.key))
         return [_sentence(finding) for finding in findings]
+
+    def _check_blocks(self, attention: Sequence[Attention]) -> list[Finding]:
+        arguments, gpu = self.spec.engine_args, self._gpu
+        size = arguments.get("block_size")
+        if not isinstance(size, int) or not gpu.nvidia:
+            return []
+        return check_block_size(
+            size,
+            attention,
+            dtype=self._architecture.dtype,
+            kv_cache_dtype=self.spec.precision.kv_cache_dtype,
+            capability=capability_of(gpu.compute_capability),
+            backend=str(arguments.get("attention_backend") or ""),
+        )
 
     def _check_served(self) -> None:
         family = FAMILIES.get(self._architecture.name)
@@ -144,13 +171,19 @@ def _of_scheme(scheme: Scheme, dtype: str, capability: int | None) -> list[Findi
     return [refused] if refused is not None else []
 
 
-def check_hosts(spec: ClusterSpec, pool: NodePool, cut: Cut) -> None:
+def check_hosts(
+    spec: ClusterSpec, pool: NodePool, cut: Cut, left_bytes: int, attempt: Try | None
+) -> None:
     """What the spec says of the pool's hosts must be enough for the replicas that each may hold.
+
+    `left_bytes` of weights stay in host memory, of each rank; `attempt` plans what may be told; None:
+    nobody reads what to do.
 
     Raises:
         SpecError: memory or /dev/shm are short, or the GPUs are cut into slices.
     """
     gpus = cut.tensor * cut.pipeline
+    replicas = max(1, min(spec.replicas.max, pool.gpus_per_host // gpus))
     facts = HostFacts(
         gpus=pool.gpus_per_host,
         memory_gib=pool.memory_gib or None,
@@ -161,14 +194,34 @@ def check_hosts(spec: ClusterSpec, pool: NodePool, cut: Cut) -> None:
         facts,
         tensor=cut.tensor,
         pipeline=cut.pipeline,
-        replicas_on_host=max(1, min(spec.replicas.max, pool.gpus_per_host // gpus)),
+        replicas_on_host=replicas,
         offload_gib=spec.kv_offload.cpu_gib,
+        weights_gib=left_bytes / GIB,
     )
     if findings:
-        key = findings[0].key
+        finding, key = findings[0], findings[0].key
+        if key == ("engine_args", "cpu_offload_gb") and attempt is not None:
+            ranks = replicas * min(gpus, pool.gpus_per_host)
+            finding = replace(finding, do=_less_offload(spec, pool, ranks, left_bytes, attempt))
         if key == ("node_pools",):
             key = (*key, spec.node_pools.index(pool), "mig")
-        raise findings[0].error(spec.where(*key))
+        raise finding.error(spec.where(*key))
+
+
+def _less_offload(
+    spec: ClusterSpec, pool: NodePool, ranks: int, left_bytes: int, attempt: Try
+) -> str:
+    """What to do where a host has no room for the weights of its ranks; only what plans is told."""
+    name, rest = "cpu_offload_gb", {**spec.engine_args}
+    del rest[name]
+    if attempt(spec.model_copy(update={"engine_args": rest})) is not None:
+        return "remove it: the GPUs hold all weights"
+    room = weights_room_gib(pool.memory_gib, ranks)
+    less = {"engine_args": {**rest, name: room}}
+    if room and attempt(spec.model_copy(update=less)) is not None:
+        return f"write {name}: {room}"
+    need = math.ceil(ranks * left_bytes / GIB) + HOST_RESERVE_GIB
+    return f"take hosts of {need} GiB of memory, and write memory_gib: {need}"
 
 
 def _sentence(finding: Finding) -> str:

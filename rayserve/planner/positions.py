@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rayserve.errors import SpecError
 from rayserve.planner.profile import MROPE, PER_KIND, ModelProfile
+from rayserve.planner.support.rope import check_rope_types
 from rayserve.spec import ClusterSpec
 
 IRREPLACEABLE = (MROPE, PER_KIND)
@@ -33,16 +35,18 @@ def stretched(spec: ClusterSpec, profile: ModelProfile) -> str:
     return ", or stretch the model with `rope_scaling`"
 
 
-def check_rope(spec: ClusterSpec, profile: ModelProfile) -> None:
+def check_rope(spec: ClusterSpec, profile: ModelProfile, config: Mapping[str, Any]) -> None:
     """Does `rope_scaling` lengthen the context, and does it leave the model's rotary positions whole?
 
-    vLLM replaces the mapping of config.json as a whole.
+    vLLM replaces the mapping of config.json as a whole; without `rope_scaling`, it must know that.
 
     Raises:
         SpecError: it shortens the context, or takes away what the attention needs.
     """
     rope, own = spec.rope_scaling, profile.rope_scaling
     if rope is None:
+        if not spec.env.get("VLLM_PLUGINS"):  # which may bring types of their own
+            check_rope_types(config, spec.where("model", "config"))
         return
     if not profile.rope_theta:
         raise SpecError(
@@ -51,7 +55,14 @@ def check_rope(spec: ClusterSpec, profile: ModelProfile) -> None:
             do="remove rope_scaling; this model has no rotary positions to stretch",
             where=spec.where("rope_scaling"),
         )
-    length = longest(spec, profile)
+    length, trained = longest(spec, profile), rope.original_max_position_embeddings
+    if trained > profile.max_position and own not in IRREPLACEABLE:
+        raise SpecError(
+            f"at most {profile.max_position} trained positions, those of the model's config.json",
+            found=str(trained),
+            do=f"write {profile.max_position}",
+            where=spec.where("rope_scaling", "original_max_position_embeddings"),
+        )
     if own in IRREPLACEABLE:
         needed = "`rope_scaling` only for a model whose rotary positions are of one kind"
     elif length < profile.max_position or (own and length == profile.max_position):

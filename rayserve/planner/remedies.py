@@ -8,14 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from rayserve.documents import Loc
 from rayserve.errors import DoesNotFitError, SpecError
-from rayserve.planner.aims import STEP_TOKENS, largest
 from rayserve.planner.fit import BLOCKS, EngineLimits, Fit
-from rayserve.planner.lengths import MEASURE, Try, possible, within, written
+from rayserve.planner.lengths import MEASURE, Try, possible, within
 from rayserve.planner.memory.simple import Cut
+from rayserve.planner.oversized import (
+    BLOCK_SIZE,
+    argued,
+    refit,
+    shorter_blocks,
+    smaller_step,
+    told_number,
+)
 from rayserve.planner.placement import cuts, gangs, sizes_by_heads
 from rayserve.planner.profile import scaled_bits
 from rayserve.planner.support.divisibility import tensor_sizes
@@ -26,7 +32,7 @@ from rayserve.planner.weights.module_names import PART
 from rayserve.planner.weights.modules import Rotary
 from rayserve.planner.weights.quantization import Quantization
 from rayserve.planner.weights.storage import BLOCK, CHANNEL, FP8, GROUP, INT8, PACKED, Storage
-from rayserve.spec import ClusterSpec, serving_pool
+from rayserve.spec import ClusterSpec, NodePool, serving_pool
 
 FOUR_BITS, EIGHT_BITS = 5, 9
 """Bits of a weight, with its scales, up to which it counts as one of 4 bits, and of 8."""
@@ -62,13 +68,16 @@ def _remedy(
         return _blocks(spec, fit, cut, limits, attempt)
     if fit.pinned_bytes:
         return _pinned(spec, fit, cut, limits, attempt)
+    if told := shorter_blocks(spec, fit, cut, limits, attempt):
+        return told, ("engine_args", BLOCK_SIZE)
     shorter = _shorter(spec, fit, cut, limits, attempt)
     if told := _narrower(spec, attempt):
         return f"{told}, or {shorter}" if shorter else told, ("precision", "dtype")
     if shorter:
         return shorter, ("limits", "max_model_len")
-    if told := _smaller_step(spec, fit, cut, limits):
-        return told, ("limits", "max_num_seqs")
+    for key, told in smaller_step(spec, fit, cut, limits, attempt):
+        if told:
+            return f"{told}: the room of more takes the memory", ("limits", key)
     return _elsewhere(spec, fit, cut, limits, attempt), ("model", "config")
 
 
@@ -77,9 +86,8 @@ def _narrower(spec: ClusterSpec, attempt: Try) -> str:
     if spec.precision.dtype != WIDE:
         return ""
     precision = spec.precision.model_copy(update={"dtype": "auto"})
-    return _first(
-        [("write dtype: auto", spec.model_copy(update={"precision": precision}))], attempt
-    )
+    wide = [("write dtype: auto", spec.model_copy(update={"precision": precision}))]
+    return _first(wide, attempt)[0]
 
 
 def _pinned(
@@ -90,7 +98,7 @@ def _pinned(
         update={"limits": spec.limits.model_copy(update={"kv_cache_gib": "auto"})}
     )
     if attempt(free) is None:
-        do, at = _remedy(free, _refit(fit, free), cut, limits, attempt)
+        do, at = _remedy(free, refit(fit, free), cut, limits, attempt)
         return f"write kv_cache_gib: auto, and {do}", at
     small = fit.pinned_bytes <= limits.length * fit.token_bytes(cut)
     do = "raise kv_cache_gib, or write auto" if small else "write kv_cache_gib: auto"
@@ -104,13 +112,13 @@ def _blocks(
     least, sure, best = fit.block_range(cut, limits)
 
     def held(blocks: int, judge: Callable[[Fit, Cut, EngineLimits], bool]) -> int:
-        fixed = _argued(fit, {**spec.engine_args, BLOCKS: blocks})
+        fixed = argued(fit, {**spec.engine_args, BLOCKS: blocks})
         return blocks if blocks >= least and judge(fixed, cut, limits) else 0
 
-    told = _written(BLOCKS, held(sure, Fit.sure), held(best, Fit.holds))
+    told = told_number(BLOCKS, held(sure, Fit.sure), held(best, Fit.holds))
     if told and fit.blocks < least:
         told = f"write {BLOCKS}: {least} at least, for one request, and {best} at most"
-    free = _argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
+    free = argued(fit, {key: value for key, value in spec.engine_args.items() if key != BLOCKS})
     if free.holds(cut, limits):
         return f"{told}, or remove it" if told else "remove it", ("engine_args", BLOCKS)
     if told:
@@ -119,54 +127,11 @@ def _blocks(
     return f"remove engine_args.{BLOCKS}, and {do}", at
 
 
-def _argued(fit: Fit, arguments: dict[str, Any]) -> Fit:
-    """The judge of the same spec with other `engine_args`."""
-    return _refit(fit, fit.spec.model_copy(update={"engine_args": arguments}))
-
-
 def _shorter(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
     """The max_model_len to write; empty: none helps."""
     found = possible(fit, cut, limits, attempt)
     told, least = found.told(free=spec.limits.max_num_seqs == "auto"), found.sure or found.best
     return f"{told}{within(spec, least.limits.length)}" if least is not None else ""
-
-
-def _smaller_step(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> str:
-    """The max_num_seqs or max_num_batched_tokens to write; empty: neither helps."""
-    wanted = spec.limits
-    free = wanted.max_num_batched_tokens == "auto"
-
-    def sequences(count: int) -> EngineLimits:
-        step = max(count, fit.gpu.step_tokens) if free else limits.step_tokens
-        return replace(limits, seqs=count, step_tokens=step)
-
-    def tokens(count: int) -> EngineLimits:
-        return replace(limits, seqs=min(limits.seqs, count), step_tokens=count)
-
-    told = ""
-    if wanted.max_num_seqs != "auto":
-        told = _written("max_num_seqs", *_most(fit, cut, sequences, (1, limits.seqs)))
-    if not told and not free:
-        least = STEP_TOKENS if spec.scheduling.chunked_prefill else limits.length
-        span = (min(limits.step_tokens, least), limits.step_tokens)
-        sure, best = _most(fit, cut, tokens, span)
-        told = _written("max_num_batched_tokens", sure, best)
-        if told and wanted.max_num_seqs != "auto" and wanted.max_num_seqs > (sure or best):
-            told += f", with max_num_seqs ({wanted.max_num_seqs}) no larger than it"
-    return f"{told}: the room of more takes the memory" if told else ""
-
-
-def _most(
-    fit: Fit, cut: Cut, at: Callable[[int], EngineLimits], span: tuple[int, int]
-) -> tuple[int, int]:
-    """The largest number of a range that fits for sure, and at best; 0: none."""
-    sure = largest(lambda count: fit.sure(cut, at(count)), *span)
-    return sure, largest(lambda count: fit.holds(cut, at(count)), *span)
-
-
-def _written(name: str, sure: int, best: int) -> str:
-    """The number to write; empty: there is none."""
-    return written(name, str(sure or ""), str(best or ""))
 
 
 # ── where neither length nor batch is the trouble ───────────────────────────────────────────────
@@ -178,11 +143,12 @@ _Way = tuple[str, ClusterSpec]
 
 def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
     """What holds the weights: as little as possible beyond the pool that is there."""
-    if stays := _first(_of_pool(spec, fit), attempt):
+    stays, _ = _first(_of_pool(spec, fit), attempt)
+    if stays:
         return stays
     lighter = _lightest(spec, fit, limits)
     ways = [lighter] if lighter else []
-    if more := _first(_of_more_gpus(spec, fit, cut, limits), attempt):
+    if more := _more_gpus(spec, fit, cut, limits, attempt):
         ways.append(more)
     if ways:
         return ", or ".join(ways)
@@ -192,8 +158,8 @@ def _elsewhere(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, atte
     )
 
 
-def _first(ways: Iterable[_Way], attempt: Try) -> str:
-    """The first way whose plan fits for sure, else the first that may, said so; empty: none."""
+def _first(ways: Iterable[_Way], attempt: Try) -> tuple[str, bool]:
+    """(the first way whose plan fits, whether for sure), else the first that may; empty: none."""
     maybe = ""
     for told, spec in ways:
         found = attempt(spec)
@@ -201,9 +167,9 @@ def _first(ways: Iterable[_Way], attempt: Try) -> str:
             continue
         said = told.format(tensor=found.cut.tensor, pipeline=found.cut.pipeline)
         if found.sure:
-            return said
+            return said, True
         maybe = maybe or f"{said}, {MEASURE}"
-    return maybe
+    return maybe, False
 
 
 def _of_pool(spec: ClusterSpec, fit: Fit) -> Iterator[_Way]:
@@ -256,24 +222,62 @@ def _bits(fit: Fit) -> tuple[int, ...]:
     return (8, 4) if bits > EIGHT_BITS else (4,) if bits > FOUR_BITS else ()
 
 
-def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -> Iterator[_Way]:
-    """With more GPUs of the same kind: on one host, as far as hosts are built, and on more hosts.
+def _more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits, attempt: Try) -> str:
+    """With more GPUs of the same kind: those that fit for sure, else the fewest that may.
 
-    Of each number first the cut that a plan chooses, then others, which are to be written.
+    A plan of each costs a tenth of a second. So where some may, up to twice as many are looked at, and
+    a plan is made only of those whose memory alone is sure.
+    """
+    wanted = spec.parallelism
+    fixed = not wanted.tensor == wanted.pipeline == "auto"
+    maybe, most = "", math.inf
+    for pool, able in _larger_pools(spec, fit, cut, limits):
+        total = pool.hosts * pool.gpus_per_host
+        if total > most:
+            break
+        sure = [one for one in able if _asked(fit.sure, one, limits)]
+        if maybe and not sure:
+            continue
+        old = serving_pool(spec)
+        pools = [pool if one is old else one for one in spec.node_pools]
+        there = spec.model_copy(update={"node_pools": pools})
+        one_host = f"{pool.gpus_per_host} such GPUs on a host"
+        told = f"take {one_host if pool.hosts == 1 else f'{pool.hosts} such hosts'}"
+        # Where some hosts may, a plan of more chooses the same cut: only a written one is another.
+        ways = (
+            []
+            if maybe and pool.hosts > 1
+            else [(f"{told} (tensor {{tensor}} x pipeline {{pipeline}})", there)]
+        )
+        written_so = sure if maybe or not fixed else able
+        ways += [(f"{told}, with {CUT}", _cut_so(there, one)) for one in written_so]
+        said, surely = _first(ways, attempt)
+        if surely:
+            return said
+        if said and not maybe:
+            maybe, most = said, 2 * total
+    return maybe
+
+
+def _larger_pools(
+    spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits
+) -> Iterator[tuple[NodePool, list[Cut]]]:
+    """More GPUs on one host, as far as hosts are built, and more hosts: the fewest GPUs first.
+
+    Each with the cuts that memory allows and no smaller pool had; first the one that a plan chooses.
     """
     pool = serving_pool(spec)
     larger = [(1, gpus) for gpus in HOST_GPUS if gpus > pool.gpus_per_host]
     more = [(hosts, pool.gpus_per_host) for hosts in range(pool.hosts + 1, MOST_HOSTS + 1)]
     least = fit.weights(cut) * cut.tensor * cut.pipeline / 2
-    most, wanted = spec.replicas.max, spec.parallelism
-    fixed = not wanted.tensor == wanted.pipeline == "auto"
+    most = spec.replicas.max
     seen = {one for one in _pool_cuts(spec, fit) if gangs(pool, one) >= most}
     for hosts, gpus in sorted((*larger, *more), key=lambda one: (math.prod(one), one[0])):
-        sizes, size = _sizes(fit, gpus), {"hosts": hosts, "gpus_per_host": gpus}
+        sizes = _sizes(fit, gpus)
         # Of a host's GPUs in several stages more may be sure than of as many ranks, which NCCL joins.
         whole = [Cut(one, gpus // one) for one in sorted(sizes, reverse=True) if gpus % one == 0]
         ways = [*(whole if hosts == 1 else []), *cuts(hosts, gpus, sizes, fit.profile.layers)]
-        resized = pool.model_copy(update=size)
+        resized = pool.model_copy(update={"hosts": hosts, "gpus_per_host": gpus})
         new = [
             one for one in dict.fromkeys(ways) if one not in seen and gangs(resized, one) >= most
         ]
@@ -284,14 +288,8 @@ def _of_more_gpus(spec: ClusterSpec, fit: Fit, cut: Cut, limits: EngineLimits) -
             if one.tensor * one.pipeline * fit.requested_bytes >= least
             and _asked(fit.expects, one, limits)
         ]
-        pools = [resized if one is pool else one for one in spec.node_pools]
-        there = spec.model_copy(update={"node_pools": pools})
-        where = f"{gpus} such GPUs on a host" if hosts == 1 else f"{hosts} such hosts"
         if able:
-            yield f"take {where} (tensor {{tensor}} x pipeline {{pipeline}})", there
-        for other in able:
-            if fixed or _asked(fit.sure, other, limits):
-                yield f"take {where}, with {CUT}", _cut_so(there, other)
+            yield resized, able
 
 
 def _asked(judge: Callable[[Cut, EngineLimits], bool], cut: Cut, limits: EngineLimits) -> bool:
@@ -355,7 +353,3 @@ def _lighter(fit: Fit, bits: int) -> Fit:
     )
     formats = Quantization("compressed-tensors", ((("Linear",), storage),), left, PART)
     return Fit(fit.spec, profile, replace(architecture, quantization=formats), fit.gpu)
-
-
-def _refit(fit: Fit, spec: ClusterSpec) -> Fit:
-    return Fit(spec, fit.profile, fit.architecture, fit.gpu, fit.checkpoint_bytes, fit.starts)

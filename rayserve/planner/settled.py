@@ -16,6 +16,7 @@ from rayserve.planner.catalogue import Gpu, accelerator_type, find_gpu
 from rayserve.planner.checkpoint import checkpoint_sum
 from rayserve.planner.fit import EngineLimits, Fit
 from rayserve.planner.lengths import Tried, Try
+from rayserve.planner.memory.offload import read_offload
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles, check_format, check_hosts
 from rayserve.planner.placement import choose_cut, place, sizes_by_heads
@@ -101,7 +102,7 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
     """
     check_engine_args(spec)
     profile = read_model_profile(spec, weights.config, weights.draft_config)
-    check_rope(spec, profile)
+    check_rope(spec, profile, weights.config or {})
     pool = serving_pool(spec)
     gpu = find_gpu(spec, pool)
     label = accelerator_type(spec, pool, gpu)
@@ -115,7 +116,9 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
         obstacles = Obstacles(spec, architecture, weights.config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
-    check_hosts(spec, pool, cut)
+    attempt = tries(weights) if advise else None
+    left = fit.left_bytes(cut) if fit is not None and read_offload(spec.engine_args) else 0
+    check_hosts(spec, pool, cut, left, attempt)
     told = (
         check_format(spec, weights.config or {}, gpu)
         if obstacles is None
@@ -123,7 +126,6 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
     )
     told = [*told, *rope_notes(spec, profile)]
     timing = read_timing(fit)
-    attempt = tries(weights) if advise else None
     sizing = size(spec, profile, fit, cut, timing, attempt)
     ways = sizes or sizes_by_heads(profile, pool.gpus_per_host)
     check_replicas(spec, pool, cut, (ways, profile.layers), attempt)

@@ -13,7 +13,7 @@ from typing import Any
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rayserve.spec.base import HF_ID, PATTERNS
+from rayserve.spec.base import COMMIT, HF_ID, PATTERNS
 from rayserve.spec.words import convert, describe, leaves, nearest
 
 SYNONYMS = {
@@ -32,8 +32,15 @@ MOST = 2.0**63
 """Beyond it no number is taken."""
 PAGE = re.compile(
     r"(?:https?://)?(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?:/(?:tree|blob|commit|resolve)/([\w.-]+))?"
 )
-"""The page of a model on a hub, and the id in its address."""
+"""The page of a model on a hub, the id in its address, and the revision."""
+PINNED = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)[@:]([\w.-]+)")
+"""An id with its revision, as other tools take them together."""
+NO_MODEL = re.compile(
+    r"(?:(?:https?://)?(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?/)?(dataset|space)s/[\w.-]+/[\w.-]+.*"
+)
+"""What a hub has besides models."""
 PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
@@ -61,6 +68,11 @@ class Takes:
         numbers = tuple(value for value in literals if isinstance(value, int))
         default = field.default if field is not None and not item else None
         return cls(name, tuple(kinds), words, numbers, tuple(metadata), default)
+
+    @property
+    def pattern(self) -> str | None:
+        """What its text must match; None: it may be any."""
+        return next((p for i in self.metadata if (p := getattr(i, "pattern", None))), None)
 
     @property
     def number(self) -> type[int | float] | None:
@@ -112,6 +124,8 @@ def advice(field: FieldInfo | None, name: str, value: Any, *, item: bool, told: 
     if value is None:
         return "write a value, or leave the key out"
     if isinstance(value, str):
+        if takes.pattern == HF_ID and (other := NO_MODEL.fullmatch(value.strip())):
+            return f"write the id of a model: this is a {other[1]}"
         found = _for_text(takes, value)
     elif isinstance(value, int | float):
         found = _for_number(takes, value)
@@ -170,11 +184,14 @@ def _for_number(takes: Takes, value: float) -> str:
 
 def _matching(takes: Takes, text: str) -> str:
     """The text without what the key's pattern does not take; empty where that is no name either."""
-    pattern = next((p for i in takes.metadata if (p := getattr(i, "pattern", None))), None)
+    pattern = takes.pattern
     if pattern not in PATTERNS:
         return ""
-    if pattern == HF_ID and (page := PAGE.match(text)):
-        return page[1]
+    if pattern == HF_ID and (named := PAGE.match(text) or PINNED.fullmatch(text.strip())):
+        revision = named[2] or ""
+        if COMMIT.fullmatch(revision.lower()):
+            revision = revision.lower()
+        return f"{named[1]}, with `revision: {revision}` beside it" if revision else named[1]
     near = re.sub(r"[^A-Za-z0-9._/-]+", "-", text).strip("-._/")
     for kept in (near, near.lower()):
         # Letters are lowered before others than them are taken out, so that none is lost.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rayserve.documents import Loc, dotted
@@ -120,6 +121,7 @@ def _weights(spec: ClusterSpec, checkpoint: Checkpoint, at: Loc) -> Iterator[Pro
             "nothing",
             "add the commit hash, so that every host loads the same weights",
         )
+    yield from revision_form((*at, "revision"), checkpoint.revision)
     if checkpoint.hf_id and checkpoint.config and moving(spec, checkpoint.revision):
         yield Problem(
             (*at, "revision"),
@@ -128,6 +130,22 @@ def _weights(spec: ClusterSpec, checkpoint: Checkpoint, at: Loc) -> Iterator[Pro
             checkpoint.revision,
             f"write the commit that {checkpoint.config} is of, or remove `config`",
         )
+
+
+def revision_form(at: Loc, revision: str) -> Iterator[Problem]:
+    """A revision without blanks, and a commit in the letters that a hub knows it by."""
+    plain = revision.strip()
+    if COMMIT.fullmatch(plain.lower()):
+        plain = plain.lower()
+    if unfilled(revision) or (revision == plain and not re.search(r"\s", revision)):
+        return
+    one = plain and not re.search(r"\s", plain)
+    yield Problem(
+        at,
+        "a branch, tag or commit: without blanks, a commit in lower-case letters",
+        repr(revision),
+        f"write {plain}" if one else "write the commit's 40 hexadecimal digits",
+    )
 
 
 def moving(spec: ClusterSpec, revision: str) -> bool:

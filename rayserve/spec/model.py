@@ -152,10 +152,11 @@ class RopeScaling(Section):
 
     rope_type: Literal["linear", "dynamic", "yarn"]
     """Method."""
-    factor: float = Field(gt=1)
-    """Ratio of the new length to the trained one."""
+    factor: float = Field(gt=1, le=128)
+    """Ratio of the new length to the trained one; published checkpoints go up to 40 (DeepSeek V3), so
+    more than thrice that is a slip."""
     original_max_position_embeddings: Count
-    """Length that the model was trained on, in tokens."""
+    """Length that the model was trained on, in tokens: at most that of its config.json."""
 
 
 class Chat(Section):

@@ -17,7 +17,7 @@ from rayserve.owned import argument_owner
 from rayserve.spec.advice import advice
 from rayserve.spec.base import Section
 from rayserve.spec.model import SPEC_KEY, ClusterSpec, Endpoint
-from rayserve.spec.placeholders import find_placeholder, texts
+from rayserve.spec.placeholders import find_placeholder, names, texts
 from rayserve.spec.rules import KEY_FILE, first_problem
 from rayserve.spec.sections import example, section_advice
 from rayserve.spec.words import describe, meaning, meant_key, section_of
@@ -82,7 +82,7 @@ def _check_top_level(document: Document) -> None:
 
 def _check_secrets(document: Document) -> None:
     """Refuse a key where it would be read by many, before anything repeats its value."""
-    for loc, text in texts(document.data):
+    for loc, text in (*names(document.data), *texts(document.data)):
         is_file = loc[-2:] == ("endpoint", "api_key_file")
         if may_be_key(text) if is_file else holds_secret(text):
             raise SpecError(

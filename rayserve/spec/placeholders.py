@@ -32,6 +32,16 @@ def unfilled(text: str) -> bool:
     return PLACEHOLDER in text or USUAL.search(text) is not None
 
 
+def names(data: object, loc: Loc = ()) -> Iterator[tuple[Loc, str]]:
+    """Every key of a mapping in a document, with its place."""
+    items = data.items() if isinstance(data, dict) else ()
+    for key, value in items:
+        yield (*loc, str(key)), str(key)
+        yield from names(value, (*loc, str(key)))
+    for index, value in enumerate(data if isinstance(data, list) else ()):
+        yield from names(value, (*loc, index))
+
+
 def texts(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, str]]:
     """Every text in plain data, with its location."""
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rayserve.documents import Loc
 from rayserve.ports import taken_by
 from rayserve.spec.base import HF_ID
-from rayserve.spec.checkpoint_rules import candidates_rule, model_rule, moving
+from rayserve.spec.checkpoint_rules import candidates_rule, model_rule, moving, revision_form
 from rayserve.spec.model import ClusterSpec, NodePool
 from rayserve.spec.problem import CLOUD_SCHEMES, Problem
 
@@ -310,6 +310,7 @@ def _speculative(spec: ClusterSpec) -> Iterator[Problem]:
             "add the commit hash, so that every host loads the same weights",
         )
     unfetched = guess.from_hub and (guess.config or guess.method == UNDESCRIBED)
+    yield from revision_form(("speculative", "revision"), guess.revision)
     if unfetched and moving(spec, guess.revision):
         yield Problem(
             ("speculative", "revision"),

@@ -54,6 +54,20 @@ def names_of(name: str) -> set[str]:
     raise AssertionError(f"{name} has no list of KV types")
 
 
+def blocks_of(name: str) -> int:
+    """The least number in what a class of the table returns as its kernel's block sizes."""
+    module, _, wanted = CLASSES[name].rpartition(".")
+    path = ROOT / "v1" / "attention" / "backends" / f"{module.replace('.', '/')}.py"
+    tree = ast.parse(path.read_text())
+    owner = next(one for one in ast.walk(tree) if getattr(one, "name", "") == wanted)
+    named = "get_supported_kernel_block_sizes"
+    method = next(one for one in owner.body if getattr(one, "name", "") == named)
+    returned = [
+        node for one in ast.walk(method) if isinstance(one, ast.Return) for node in ast.walk(one)
+    ]
+    return min(node.value for node in returned if isinstance(node, ast.Constant))
+
+
 def test_the_table_is_of_the_installed_version():
     """The table names the version that is installed."""
     assert vllm.__version__.startswith(TABLE.vllm)
@@ -130,6 +144,12 @@ def test_kv_types_of_an_attention_backend(name):
     ours = {kv for rule in TABLE.attention[name]["kv"] for kv in rule["types"]}
     # no GPU of any capability in the table reads these in the two sparse backends of SM90 and 120
     assert ours == names_of(name)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_blocks_of_an_attention_backend(name):
+    """The least block of a row is that of the backend's class."""
+    assert TABLE.attention[name]["blocks"] == blocks_of(name)
 
 
 @pytest.fixture

@@ -255,3 +255,53 @@ def test_a_number_out_of_range_is_refused_with_the_limit(name, inside, beyond, l
     error = error_of(check_value, argument, beyond)
     assert isinstance(error, EngineArgumentError)
     assert limit in error.needed
+
+
+def told(check, *args) -> str:
+    """What a refusal says to do."""
+    with pytest.raises(EngineArgumentError) as raised:
+        check(*args)
+    return raised.value.do
+
+
+@pytest.mark.parametrize(
+    "check, args, instead",
+    [
+        (validate, ("logits_processor_pattern", "x"), OWNED_ARGS["logits_processors"]),
+        (validate, ("hf_overrides_fn", "x"), OWNED_ARGS["hf_overrides"]),
+        (
+            validate,
+            ("structured_outputs_config", {"reasoning_parse": "x"}),
+            "chat.reasoning_parser",
+        ),
+        (validate_env, ("VLLM_SERVER_DEV_MOD", "1"), OWNED_ENV["VLLM_SERVER_DEV_MODE"]),
+    ],
+)
+def test_a_misspelt_name_that_the_toolkit_owns_is_not_proposed(check, args, instead):
+    """What the toolkit has in its place is told at once: the name itself would be refused next."""
+    assert instead in told(check, *args)
+    assert not told(check, *args).startswith("write `")
+
+
+def test_no_name_near_to_an_argument_is_answered_with_an_owned_one():
+    """Whatever the slip of the pen, `write ...` names what is accepted."""
+    known = load_snapshot()
+    for name in [*known.engine, *known.frontend]:
+        do = told(validate, f"{name}_x", 1)
+        if do.startswith("write `"):
+            assert do.split("`")[1] not in OWNED_ARGS
+
+
+@pytest.mark.parametrize("name", [
+    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONBREAKPOINT",
+    "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH",
+])  # fmt: skip
+def test_a_variable_that_loads_code_is_refused(name):
+    """No entry of `env` brings code into the engine that the plan does not name."""
+    assert told(validate_env, name, "/tmp/x") == "leave it out: it loads code into the engine"
+
+
+def test_where_libraries_lie_may_be_said():
+    """CUDA outside the usual folders is found by it."""
+    assert env_owner("LD_LIBRARY_PATH") == ""
+    validate_env("LD_LIBRARY_PATH", "/usr/local/cuda/lib64")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
-from rayserve.errors import DoesNotFitError
+from rayserve.errors import DoesNotFitError, SpecError
 from rayserve.plan import Plan
 from tests.plans import planned
 from tests.unit.test_planner_remedies import (
+    CONFIGS,
     LARGE,
     SMALL,
     length,
@@ -100,3 +102,40 @@ def test_where_no_number_of_blocks_helps_it_is_told_to_write_none():
     do = refusal(SMALL, *WHERE, add=add)
     assert do.startswith("remove engine_args.num_gpu_blocks_override, and write max_model_len: ")
     assert plan(SMALL, *WHERE, add=length(numbers(do)[0])).memory
+
+
+# ── block_size ──────────────────────────────────────────────────────────────────────────────────
+
+DEEPSEEK = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+SPARSE = {**DEEPSEEK, "architectures": ["DeepseekV32ForCausalLM"],
+    "index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model, where, add, size, told",
+    [
+        (SMALL, WHERE, "", 1, [16]),
+        (SMALL, WHERE, "", 8, [16]),
+        (SMALL, WHERE, "", 100, [96, 112]),
+        (SMALL, ("B200-180GB-SXM", 1), "", 40, [32, 48]),
+        (DEEPSEEK, ("H200-141GB-SXM", 8), "", 100, [96, 112]),
+        (DEEPSEEK, ("H200-141GB-SXM", 8), ", attention_backend: FLASHMLA", 96, [64, 128]),
+        (SPARSE, ("H200-141GB-SXM", 8), "", 96, [64, 128]),
+    ],
+)
+def test_a_block_that_no_attention_backend_takes_is_refused_with_the_nearest(
+    model, where, add, size, told
+):
+    """Blocks are multiples of what a kernel of the GPU takes; what is told plans."""
+
+    def sized(size: int) -> Plan:
+        return plan(model, *where, add=f"  engine_args: {{block_size: {size}{add}}}\n")
+
+    with pytest.raises(SpecError, match=f"found: {size}") as raised:
+        sized(size)
+    assert raised.value.where.key.endswith("engine_args.block_size")
+    found = raised.value.do.removeprefix("write ").removesuffix(", or remove it")
+    assert [int(one) for one in found.split(" or ")] == told
+    for one in told:
+        assert value(sized(one), "block_size") == one

@@ -9,11 +9,11 @@ from rayserve.units import GIB
 
 
 # ── the host ──────────────────────────────────────────────────────────────────────────────────────
-def host_findings(offload=0.0, replicas=1, tensor=8, **facts):
+def host_findings(offload=0.0, replicas=1, tensor=8, weights=0.0, **facts):
     """What a host with these facts lacks."""
     return check_host(
         HostFacts(gpus=8, **facts), tensor=tensor, pipeline=1, replicas_on_host=replicas,
-        offload_gib=offload,
+        offload_gib=offload, weights_gib=weights,
     )  # fmt: skip
 
 
@@ -61,6 +61,17 @@ def test_host_memory_for_offloaded_blocks():
     assert host_findings(offload=252, replicas=2, memory_gib=512) == ()
     (tiny,) = host_findings(offload=4, memory_gib=8)
     assert tiny.do == "leave kv_offload out"
+
+
+def test_host_memory_for_weights_that_stay_there():
+    """Each GPU's share counts, and KV blocks get what the weights leave."""
+    (refusal,) = host_findings(weights=100, memory_gib=512)
+    assert refusal.key == ("engine_args", "cpu_offload_gb")
+    assert refusal.do == "write cpu_offload_gb: 63"
+    assert host_findings(weights=63, memory_gib=512) == ()
+    (both,) = host_findings(weights=10, offload=500, memory_gib=512)
+    assert both.do == "write cpu_gib: 424"
+    assert host_findings(weights=10, offload=424, memory_gib=512) == ()
 
 
 def test_what_is_proposed_works_for_memory_and_shared_memory():

@@ -129,8 +129,14 @@ def test_promises_and_choices_follow_what_weights_in_host_memory_cost():
     told = re.search(r"a token takes about (\d+) ms", seqs.reason)
     assert told is not None
     assert int(told[1]) > 10 * GIB / 32e6
-    with pytest.raises(SpecError, match="needs at its peak"):
-        plan(SMALL, "A100-80GB-SXM", 1, add=add + "  slo: {tpot_ms: 50}\n")
+    promise = "  slo: {tpot_ms: 50}\n"
+    with pytest.raises(SpecError, match="needs at its peak") as raised:
+        plan(SMALL, "A100-80GB-SXM", 1, add=add + promise)
+    assert raised.value.do.startswith("remove engine_args.cpu_offload_gb: ")
+    assert plan(SMALL, "A100-80GB-SXM", 1, add=promise).latency
+    with pytest.raises(SpecError, match="needs at its peak") as raised:
+        plan(SMALL, "A100-80GB-SXM", 1, add=add + "  slo: {tpot_ms: 0.1}\n")
+    assert raised.value.do.startswith("write tpot_ms: ")
 
 
 def test_weights_that_loading_may_bring_back_bound_no_latency():
@@ -186,3 +192,31 @@ def test_a_size_that_vllm_refuses_is_refused_before_it_is_calculated_with(size):
     """A negative or unrepresentable size ends in an error that names the argument."""
     with pytest.raises(EngineArgumentError, match="`cpu_offload_gb` to be"):
         plan(SMALL, "A100-80GB-SXM", 1, add=arguments(cpu_offload_gb=size))
+
+
+@pytest.mark.parametrize(
+    "model, size, memory, told",
+    [
+        (SMALL, 100, 16, "remove it"),
+        (LARGE, 60, 300, "write cpu_offload_gb: 36"),
+        (LARGE, 30, 16, "take hosts of 248 GiB of memory, and write memory_gib: 248"),
+    ],
+)
+def test_weights_that_a_host_has_no_memory_for_are_refused(model, size, memory, told):
+    """Each GPU's share lies in the host's memory; what is told plans."""
+
+    def hosted(memory: int, add: str):
+        spec = text("A100-80GB-SXM", 8, add=add)
+        return planned(spec.replace("_host: 8", f"_host: 8, memory_gib: {memory}"), model)
+
+    with pytest.raises(SpecError) as raised:
+        hosted(memory, arguments(cpu_offload_gb=size))
+    assert raised.value.where.key.endswith("engine_args.cpu_offload_gb")
+    assert raised.value.do.startswith(told)
+    number = int(re.findall(r"\d+", f"{told} 0")[0])
+    if told.startswith("take"):
+        assert hosted(number, arguments(cpu_offload_gb=size)).memory
+        with pytest.raises(SpecError):
+            hosted(number - 1, arguments(cpu_offload_gb=size))
+    else:
+        assert hosted(memory, arguments(cpu_offload_gb=number) if number else "").memory

@@ -40,6 +40,25 @@ def test_a_stretch_that_does_not_lengthen_the_context_is_refused(model, factor, 
     assert f"{model['max_position_embeddings']:,} positions without it" in caught.value.do
 
 
+def test_more_trained_positions_than_the_model_has_are_refused():
+    """The stretch would start beyond what was trained; the model's own number plans."""
+    with pytest.raises(SpecError, match="at most 131072 trained positions") as caught:
+        plan(stretch(4, 1048576), model=SCALED)
+    key = "rayserve_cluster.rope_scaling.original_max_position_embeddings"
+    assert caught.value.where.key == key
+    assert caught.value.do == "write 131072"
+    assert plan(stretch(4, 131072), model=SCALED)
+
+
+@pytest.mark.parametrize("factor", [129, 1e15])
+def test_a_factor_beyond_any_published_one_is_refused(factor):
+    """A slip of the pen gives no table of positions that fills the GPU."""
+    with pytest.raises(SpecError, match="128") as caught:
+        plan(stretch(factor, 32768), model=PLAIN)
+    assert caught.value.where.key == "rayserve_cluster.rope_scaling.factor"
+    assert plan(stretch(128, 32768), model=PLAIN)
+
+
 def test_a_stretch_over_a_scaling_of_the_checkpoint_is_told():
     """Where the context does grow, a note says that the trained scaling goes; without one it is silent."""
     made = plan(stretch(2, 131072), model=SCALED)
@@ -67,3 +86,40 @@ def test_only_a_model_without_a_scaling_of_its_own_is_told_to_stretch(model, tol
     with pytest.raises(SpecError, match="own limit") as caught:
         plan(model=model, **{"max_model_len: 16384": "max_model_len: 600000"})
     assert ("rope_scaling" in caught.value.do) is told
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    "rope, needed",
+    [
+        ({"rope_type": "nope", "factor": 4}, "a rope_type in config.json that vLLM"),
+        ({"type": "nope", "factor": 4}, "a rope_type in config.json that vLLM"),
+        ({"rope_type": "yarn"}, "`factor` beside rope_type yarn"),
+        ({"rope_type": "linear", "factor": None}, "`factor` beside rope_type linear"),
+        ({"rope_type": "llama3", "factor": 8}, "`low_freq_factor` and `high_freq_factor`"),
+        ({"type": "su", "short_factor": [1.0]}, "`long_factor` beside rope_type su"),
+        ({**YARN, "type": "linear"}, "one type of scaling"),
+        ({"full_attention": {"rope_type": "yarn"}}, "`factor` beside rope_type yarn"),
+    ],
+)
+def test_a_scaling_of_config_json_that_vllm_does_not_read_is_refused(rope, needed):
+    """An unknown type, or one without its figures, ends the engine as it loads the model."""
+    with pytest.raises(SpecError, match=needed) as caught:
+        plan(model={**PLAIN, "rope_scaling": rope})
+    assert caught.value.where.key == "rayserve_cluster.model.config"
+
+
+@pytest.mark.parametrize(
+    "rope", [None, {}, YARN, LLAMA3, {"type": "dynamic", "alpha": 1000.0}, {"rope_theta": 500000.0}]
+)
+def test_a_scaling_that_vllm_reads_is_planned(rope):
+    """Old names and keys that stand in for others are no fault."""
+    assert plan(model={**PLAIN, "rope_scaling": rope})
+
+
+def test_a_plugin_may_bring_a_scaling_of_its_own():
+    """What it adds is not known here."""
+    env = "  env: {VLLM_PLUGINS: mine}\n"
+    assert plan(env, model={**PLAIN, "rope_scaling": {"rope_type": "nope", "factor": 4}})

@@ -9,9 +9,11 @@ import pytest
 
 from rayserve.errors import DoesNotFitError
 from rayserve.plan import Plan
+from rayserve.planner import settled
 from rayserve.planner.aims import largest
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.placement import cuts
+from rayserve.planner.settled import settle
 from rayserve.planner.views.terminal import table
 from rayserve.spec import parse_spec
 from tests.bad_specs import ROOT
@@ -148,6 +150,33 @@ def surely(made: Plan) -> bool:
 # ── steps and sequences ─────────────────────────────────────────────────────────────────────────
 
 
+WRITTEN = re.compile(r"write (\w+): (\d+)(?:, which is sure to fit, or (\d+) at the very best)?")
+
+
+@pytest.mark.parametrize(
+    "section, key, number",
+    [
+        ("limits", "max_num_batched_tokens", 131072),
+        ("limits", "max_num_batched_tokens", 2_000_000),
+        ("limits", "max_num_seqs", 1_000_000),
+        ("engine_args", "block_size", 1_000_000),
+        ("engine_args", "block_size", 10**15 // 16 * 16),
+    ],
+)
+def test_a_written_number_that_takes_the_memory_is_the_one_to_change(section, key, number):
+    """405B on two hosts plans with its own choice, so the number is told, by its key, and both plan."""
+    where = ("A100-80GB-SXM", 8, 2)
+    with pytest.raises(DoesNotFitError) as raised:
+        plan(LARGE, *where, add=f"  {section}: {{{key}: {number}}}\n")
+    assert raised.value.where.key.endswith(f"{section}.{key}")
+    found = WRITTEN.match(raised.value.do)
+    assert found
+    assert found[1] == key
+    assert int(found[2]) < int(found[3]) < number
+    assert surely(plan(LARGE, *where, add=f"  {section}: {{{key}: {found[2]}}}\n"))
+    assert not surely(plan(LARGE, *where, add=f"  {section}: {{{key}: {found[3]}}}\n"))
+
+
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens"])
 @pytest.mark.parametrize("written", [8192, 131072])
 def test_a_refused_step_names_the_largest_that_holds(name, written):
@@ -245,6 +274,20 @@ def test_more_gpus_of_a_host_are_told_by_their_number():
         "take 2 such GPUs on a host (tensor 2 x pipeline 1)"
     )
     assert surely(plan(GPT_OSS_120B, "L40S-48GB", 2))
+
+
+@pytest.mark.parametrize("hosts, gpus", [(1, 1), (1, 4), (2, 4), (1, 8)])
+def test_a_refusal_makes_few_plans(monkeypatch, hosts, gpus):
+    """A plan takes a tenth of a second: a refusal that looks for more GPUs makes three at most."""
+    made = []
+
+    def counted(*args, **options):
+        made.append(args)
+        return settle(*args, **options)
+
+    monkeypatch.setattr(settled, "settle", counted)
+    assert "such hosts" in refusal(PACKED, "RTX-4090-24GB", gpus, hosts)
+    assert 1 <= len(made) <= 3
 
 
 def test_more_gpus_of_a_host_come_before_more_hosts():

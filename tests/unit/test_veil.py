@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rayserve.errors import RayserveError, SpecError, Where
 from rayserve.spec import parse_spec
 from rayserve.veil import holds_secret, may_be_key, veiled
 from tests.bad_specs import ROOT
+from tests.plans import planned
 
 SPEC = (ROOT / "inventories" / "example" / "group_vars" / "all" / "cluster.yml").read_text()
 ISSUED = [
@@ -50,6 +53,26 @@ def test_a_key_in_the_spec_is_refused_and_not_repeated(place, key):
     assert "the form of a key" in message
     assert "endpoint.api_key_file" in message
     assert key[8:] not in message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  {}: x\n",
+        "  env: {{{}: 1}}\n",
+        "  env: {{{}: {{a: 1}}}}\n",
+        "  engine_args: {{{}: 1}}\n",
+        "  engine_args: {{compilation_config: {{{}: 1}}}}\n",
+    ],
+)
+@pytest.mark.parametrize("key", ISSUED)
+def test_a_key_that_stands_as_a_key_of_the_file_is_not_repeated(line, key):
+    """Neither what was found nor the place, also in JSON, shows it."""
+    config = json.loads((ROOT / "inventories" / "example" / "model" / "config.json").read_text())
+    with pytest.raises(RayserveError) as caught:
+        planned(SPEC.replace("  chat:\n", line.format(key) + "  chat:\n", 1), config)
+    assert key[8:] not in caught.value.message() + str(caught.value.as_dict())
+    assert "(not shown)" in str(caught.value.where)
 
 
 @pytest.mark.parametrize("key", GENERATED)

@@ -50,7 +50,8 @@ def judge_shape(draft: Draft, spec: ClusterSpec, architecture: Architecture | No
         return
     cut = Cut(draft.get("parallelism.tensor", 1), draft.get("parallelism.pipeline", 1))
     try:
-        check_rope(spec, read_profile(draft.context.config, Where("config.json")))
+        config = draft.context.config
+        check_rope(spec, read_profile(config, Where("config.json")), config)
         check_guess(spec, architecture, draft.context.config)
         told = Obstacles(spec, architecture, draft.context.config, gpu).check(
             spec.node_pools[0], cut

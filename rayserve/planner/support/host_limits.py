@@ -32,15 +32,29 @@ class HostFacts:
 
 
 def check_host(
-    host: HostFacts, *, tensor: int, pipeline: int, replicas_on_host: int, offload_gib: float
+    host: HostFacts,
+    *,
+    tensor: int,
+    pipeline: int,
+    replicas_on_host: int,
+    offload_gib: float,
+    weights_gib: float = 0,
 ) -> tuple[Finding, ...]:
-    """What a host of the pool lacks; `offload_gib` is `kv_offload.cpu_gib`, for each replica."""
+    """What a host of the pool lacks.
+
+    `offload_gib` is `kv_offload.cpu_gib`, for each replica; `weights_gib` is what each rank leaves in
+    host memory, as far as `cpu_offload_gb` says.
+    """
     ranks = min(tensor * pipeline, host.gpus)
-    room = _room_gib(host, ranks=ranks, replicas=replicas_on_host)
+    weights = ranks * replicas_on_host * weights_gib
+    room = _room_gib(host, ranks=ranks, replicas=replicas_on_host, weights=weights)
     return (
         *_check_mig(host),
         *_check_shm(host, room, ranks=ranks, replicas=replicas_on_host, offload_gib=offload_gib),
-        *_check_memory(host, room, replicas=replicas_on_host, offload_gib=offload_gib),
+        *_check_weights(host, ranks=ranks * replicas_on_host, each_gib=weights_gib),
+        *_check_memory(
+            host, room, replicas=replicas_on_host, offload_gib=offload_gib, weights=weights
+        ),
     )
 
 
@@ -54,11 +68,16 @@ def shm_bytes(*, ranks: int, replicas: int, offload_gib: float) -> int:
     return queue + replicas * int(offload_gib * GIB)
 
 
-def _room_gib(host: HostFacts, *, ranks: int, replicas: int) -> int:
+def weights_room_gib(memory_gib: float, ranks: int) -> int:
+    """The largest `cpu_offload_gb` of which so many ranks find room in a host's memory; 0: none."""
+    return int(max(0, memory_gib - HOST_RESERVE_GIB) / ranks)
+
+
+def _room_gib(host: HostFacts, *, ranks: int, replicas: int, weights: float) -> int:
     """The largest `cpu_gib` that memory and shared memory both allow; 0: none."""
     limits = []
     if host.memory_gib is not None:
-        limits.append(host.memory_gib - HOST_RESERVE_GIB)
+        limits.append(host.memory_gib - HOST_RESERVE_GIB - weights)
     if host.shm_gib is not None:
         limits.append(host.shm_gib - shm_bytes(ranks=ranks, replicas=1, offload_gib=0) / GIB)
     return max(0, int(min(limits, default=0) / replicas))
@@ -96,17 +115,33 @@ def _check_shm(
     )
 
 
+def _check_weights(host: HostFacts, *, ranks: int, each_gib: float) -> Iterator[Finding]:
+    need = ranks * each_gib + HOST_RESERVE_GIB
+    if not each_gib or host.memory_gib is None or need <= host.memory_gib:
+        return
+    room = weights_room_gib(host.memory_gib, ranks)
+    yield Finding(
+        "refuse",
+        ("engine_args", "cpu_offload_gb"),
+        f"{need:.0f} GiB of host memory: {ranks} GPUs x {each_gib:.3g} of weights that "
+        f"cpu_offload_gb leaves there, {HOST_RESERVE_GIB} for the rest",
+        f"{host.memory_gib:.0f} GiB",
+        f"write cpu_offload_gb: {room}" if room else "remove it",
+    )
+
+
 def _check_memory(
-    host: HostFacts, room: int, *, replicas: int, offload_gib: float
+    host: HostFacts, room: int, *, replicas: int, offload_gib: float, weights: float
 ) -> Iterator[Finding]:
-    need = replicas * offload_gib + HOST_RESERVE_GIB
+    need = replicas * offload_gib + weights + HOST_RESERVE_GIB
     if not offload_gib or host.memory_gib is None or need <= host.memory_gib:
         return
     yield Finding(
         "refuse",
         ("kv_offload", "cpu_gib"),
         f"{need:.0f} GiB of host memory: {replicas} x {offload_gib:g} for KV blocks, "
-        f"{HOST_RESERVE_GIB} for the rest",
+        + (f"{weights:.0f} for weights, " if weights else "")
+        + f"{HOST_RESERVE_GIB} for the rest",
         f"{host.memory_gib:.0f} GiB",
         f"write cpu_gib: {room}" if room else "leave kv_offload out",
     )
