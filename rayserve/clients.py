@@ -40,6 +40,8 @@ ELSEWHERE: Final = frozenset({301, 302, 303, 307, 308, 404, 405})
 """Answers of a program that has nothing at this path."""
 IDLE_STATES: Final = frozenset({"STARTING", "STOPPING", "STOPPED"})
 """Of a replica that takes no request."""
+IMPERATIVE: Final = "imperative"
+"""Serve's word for the source of an application that no config gave."""
 _STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
 """Colours, which Ray's own tracebacks have."""
 
@@ -59,7 +61,7 @@ class AppStatus:
     beside: tuple[str, ...] = ()
     """Other applications that a config gave, and without which another config takes them away."""
     kept: tuple[str, ...] = ()
-    """Other applications, which no config takes away, since none gave them."""
+    """Other applications, of `serve run` with an import path: no config takes them away."""
 
 
 class _Replica(BaseModel):
@@ -75,7 +77,9 @@ class _Application(BaseModel):
     status: str = ""
     message: str = ""
     deployments: dict[str, _Deployment] = {}
+    source: str = ""
     deployed_app_config: dict[str, Any] | None = None
+    """None also of one that is being deleted."""
 
 
 class _Proxy(BaseModel):
@@ -195,7 +199,11 @@ def app_status(details: ServeDetails, app: str) -> AppStatus:
         has_replica=any(replica.state not in IDLE_STATES for replica in replicas),
         built=bool(deployments),
         beside=tuple(name for name, one in rest.items() if one.deployed_app_config),
-        kept=tuple(name for name, one in rest.items() if not one.deployed_app_config),
+        kept=tuple(
+            name
+            for name, one in rest.items()
+            if one.source == IMPERATIVE and one.status != "DELETING"
+        ),
     )
 
 

@@ -7,6 +7,7 @@ does so too where the revision has failed, so that one is taken away first, and 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
 from rayserve.clients import AppStatus, answers
-from rayserve.errors import HostError, StartError
+from rayserve.errors import HostError, RayserveError, StartError
 from rayserve.plan import Plan
 from rayserve.serve_config import serve_config
 
@@ -22,6 +23,8 @@ DASHBOARD_S: Final = 180.0
 """For Ray's dashboard to answer after Ray has started."""
 BEYOND_ENGINE_S: Final = 120.0
 """On top of the engine's own start budget: Serve's actors, the ingress, imports."""
+BUILD_S: Final = 120.0
+"""For Serve to import an application and to call it with its arguments, in a worker that starts for it."""
 POLL_S: Final = 2.0
 TELL_S: Final = 30.0
 """Between two words on a wait that goes on."""
@@ -167,12 +170,14 @@ def _build(app: str, config: dict[str, object], serve: Serve, pace: _Pace) -> No
     try:
         pace.until(
             lambda: _check_built(serve.status(app), app),
-            BEYOND_ENGINE_S,
+            BUILD_S,
             needed=f"{app} built by Serve",
             do=_READ_THE_LOG,
         )
-    except StartError:
-        _order(lambda: serve.take_away(app, config))
+    except (RayserveError, KeyboardInterrupt):
+        # What went wrong is told, not that Serve could not be told of it.
+        with contextlib.suppress(RayserveError, OSError):
+            serve.take_away(app, config)
         raise
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rayserve.clients import AppStatus
+from rayserve.clients import AppStatus, ServeDetails, app_status
 from rayserve.deploy import BEYOND_ENGINE_S, DASHBOARD_S, SHOWN, TELL_S, deploy
 from rayserve.errors import HostError, StartError
 from rayserve.inventory import read_plan
@@ -41,7 +41,7 @@ class FakeServe:
     def status(self, app):
         assert app == APP
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        if isinstance(state, Exception):
+        if isinstance(state, BaseException):
             raise state
         return state
 
@@ -178,11 +178,36 @@ def test_what_cannot_be_built_leaves_the_old_one():
     assert serve.orders == ["add", "take away"]
 
 
+@pytest.mark.parametrize(
+    "ending", [HostError("the token that Ray's dashboard asks for"), KeyboardInterrupt()]
+)
+def test_whatever_ends_the_wait_takes_the_new_one_away(ending):
+    """A token that no longer counts, or Ctrl-C, leaves the old revision alone."""
+    serve = FakeServe(OLD_SERVES, BUILDING, ending)
+    with pytest.raises(type(ending)):
+        run(serve)
+    assert serve.orders == ["add", "take away"]
+
+
 def test_what_is_built_already_is_not_added_again():
     """New limits of a revision that runs beside another are one order."""
     serve = FakeServe(replace(RUNNING, built=True, beside=("old",)))
     run(serve)
     assert serve.orders == ["deploy"]
+
+
+def test_neighbours_are_told_apart():
+    """One of a config may be taken away, one of `serve run` not; one that is being deleted is neither."""
+    config = {"deployed_app_config": {"name": "x"}}
+    neighbours = {
+        "config": {"status": "RUNNING", "source": "declarative", **config},
+        "leaves": {"status": "DELETING", "source": "declarative", "deployed_app_config": None},
+        "default": {"status": "RUNNING", "source": "imperative", "deployed_app_config": None},
+        "ended": {"status": "DELETING", "source": "imperative", "deployed_app_config": None},
+        APP: {"status": "RUNNING", "deployments": {"Engine": {}}, **config},
+    }
+    status = app_status(ServeDetails.model_validate({"applications": neighbours}), APP)
+    assert (status.beside, status.kept, status.built) == (("config",), ("default",), True)
 
 
 def test_what_serve_run_holds_is_refused():

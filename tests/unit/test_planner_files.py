@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import click
@@ -280,18 +279,21 @@ def test_a_failure_half_way_leaves_no_new_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["serve.yml"]
 
 
-def test_two_that_write_at_once_do_not_mix_their_files(tmp_path):
-    """While one holds the folder another waits, and writes both of its files after it."""
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    texts = {tmp_path / "plan.yml": "new plan", tmp_path / "serve.yml": "new"}
-    other = threading.Thread(target=inventory.write_all, args=[texts])
-    other.start()
-    other.join(0.3)
-    assert list(tmp_path.iterdir()) == []
-    os.close(descriptor)
-    other.join(10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.yml", "serve.yml"]
+def test_the_folder_is_held_while_files_are_written(tmp_path, monkeypatch):
+    """From the first file to the last nobody else gets the folder, so two specs do not mix; then it is free."""
+    folder, real, held = os.open(tmp_path, os.O_RDONLY), Path.replace, []
+
+    def replaced(draft, path):
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(path.name)
+        return real(draft, path)
+
+    monkeypatch.setattr(Path, "replace", replaced)
+    inventory.write_all({tmp_path / "plan.yml": "new plan", tmp_path / "serve.yml": "new"})
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
+    assert held == ["plan.yml", "serve.yml"]
 
 
 @pytest.mark.parametrize("name", ["demo", "example"])
