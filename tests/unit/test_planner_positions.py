@@ -73,6 +73,7 @@ def test_a_stretch_over_a_scaling_of_the_checkpoint_is_told():
     "rope",
     [
         {"type": "mrope", "mrope_section": [16, 24, 24]},
+        {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [16, 16, 16, 16]},
         {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}},
     ],
 )
@@ -80,6 +81,13 @@ def test_positions_that_one_scaling_cannot_replace_are_not_stretched(rope):
     """Sections of three dimensions, and a base for each kind of layer, would be lost."""
     with pytest.raises(SpecError, match="of one kind"):
         plan(stretch(4, 131072), model={**SCALED, "rope_scaling": rope})
+
+
+@pytest.mark.parametrize("key", ["mrope_section", "xdrope_section"])
+def test_sections_beside_the_scaling_are_seen(key):
+    """vLLM reads them from the config itself too."""
+    with pytest.raises(SpecError, match="of one kind"):
+        plan(stretch(4, 131072), model={**PLAIN, key: [16, 24, 24]})
 
 
 @pytest.mark.parametrize("model, told", [(PLAIN, True), (SCALED, False)])
