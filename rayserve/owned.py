@@ -178,9 +178,12 @@ CODE_ENV = (
     "CUDA_INJECTION64_PATH",
     "NVTX_INJECTION64_PATH",
     "GCONV_PATH",
+    "VLLM_CUDART_SO_PATH",
 )
-"""Variables by which the loader, Python, CUDA or glibc take in code that the plan does not name. Not
-LD_LIBRARY_PATH: drivers and libraries of CUDA outside the usual folders are found by it."""
+"""Variables by which the loader, Python, CUDA, glibc or vLLM take in code that the plan does not name.
+Not LD_LIBRARY_PATH: drivers and libraries of CUDA outside the usual folders are found by it. Nor
+VLLM_NCCL_SO_PATH, NCCL_NET_PLUGIN and NCCL_TUNER_PLUGIN: hosts and networks need an NCCL and plugins of
+their own, and these name them."""
 
 OWNED_ENV: dict[str, str] = {
     "VLLM_API_KEY": "write `endpoint.api_key_file`; vLLM's own check leaves paths open",

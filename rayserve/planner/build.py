@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from rayserve.engine import VLLM_VERSION
 from rayserve.errors import SpecError
 from rayserve.plan import (
     DoorPlan,
     Endpoint,
-    LoraAdapter,
     NodePoolPlan,
     Plan,
-    ReplicaPlan,
     ScalingPlan,
     StoredBytes,
     Timeouts,
 )
-from rayserve.planner.arguments import engine_args, frontend_args
 from rayserve.planner.catalogue import CPU, Gpu, find_gpu
 from rayserve.planner.cautions import cautions
 from rayserve.planner.checkpoint import differences
 from rayserve.planner.choices import choices
-from rayserve.planner.content import content, unread
+from rayserve.planner.content import unread
 from rayserve.planner.curves import NO_CURVES, Curves, curves
-from rayserve.planner.environment import node_environment, replica_environment
-from rayserve.planner.evidence import Evidence, budget_notes, evidence, start_estimate
-from rayserve.planner.fit import Fit
-from rayserve.planner.lengths import Try
+from rayserve.planner.environment import node_environment
+from rayserve.planner.evidence import budget_notes, start_estimate
 from rayserve.planner.proposals import idle
-from rayserve.planner.settled import Attempt, Settled, Weights, attempts, judge, settle, tries
-from rayserve.planner.sizing import Sizing, judged
+from rayserve.planner.proven import prove, proven
+from rayserve.planner.settled import Attempt, Settled, Weights, judge, settle, tries
+from rayserve.planner.sizing import Sizing
 from rayserve.planner.subject import (
     known_architecture,
     read_model_profile,
@@ -49,8 +43,6 @@ from rayserve.units import MIB
 
 LOAD_SHARE = 0.75
 """Share of max_num_seqs in use above which another replica is asked for."""
-WARMUP_TOKENS = 64
-"""Prompt of the warm-up: long enough to be a real prefill on every attention kernel."""
 UNPROVEN_OFFLOAD = (
     "KV offload is passed to vLLM but unproven here without a GPU: the CPU engine refuses it."
 )
@@ -61,8 +53,6 @@ LONG_STREAMS = (
     "longer than timeouts.drain_s ({drain_s:g}), so a drain may cut it. Raise drain_s, or lower "
     "door.max_tokens."
 )
-OTHER_CUT = "The comparable starts had another cut: they narrow no term of the memory."
-SIMPLE_TAKES_NONE = "The simple estimate takes from real starts no more than the GPU's total."
 OFFLOAD = "cpu_offload_gb"
 NO_STARTS = Ledger()
 OPEN_INGRESS = (
@@ -104,15 +94,12 @@ def build_plan(
     digests, stored = digests or {}, checkpoint or {}
     served = served_notes(spec, model_config)
     weights = Weights(model_config, draft_config, stored)
-    made = settle(spec, weights)
+    attempt = proven(weights, digests, ledger)
+    made, replica, found = prove(
+        settle(spec, weights, tries(attempt)), digests, ledger, tries(attempt)
+    )
     gpu, architecture, timing, cut = made.gpu, made.architecture, made.timing, made.cut
-    replica = _replica(made, digests)
-    found = evidence(ledger, replica, gpu)
     sizing = made.sizing
-    if made.fit is not None:
-        if architecture is not None:
-            found = found.believed(cut, made.fit.weights(cut))
-        sizing = _narrowed(made, made.fit, found, tries(weights))
     pool = made.pool
     start = start_estimate(
         replica,
@@ -144,8 +131,8 @@ def build_plan(
             *unused_keys(spec, architecture),
             *differences(architecture, stored),
             *made.told,
-            *idle(made, attempts(weights)),
-            *_promises(made, attempts(weights)),
+            *idle(made, attempt),
+            *_promises(made, attempt),
             *([UNTIMED] if architecture is not None and gpu is not None and not timing else ()),
             *found.notes,
             *budget_notes(start, spec.timeouts.start_s),
@@ -153,27 +140,6 @@ def build_plan(
             *cautions(spec, made.placement, sizing.max_model_len.value),
             *unread(spec, digests),
         ],
-    )
-
-
-def _replica(made: Settled, digests: Mapping[str, str]) -> ReplicaPlan:
-    spec, gpu, sizing = made.spec, made.gpu, made.sizing
-    return ReplicaPlan(
-        device="cpu" if gpu is None else "cuda",
-        model=spec.model.path or spec.model.hf_id,
-        model_source="path" if spec.model.path else "hub",
-        served_model_name=spec.model.served_name,
-        vllm_version=VLLM_VERSION,
-        engine_args=engine_args(spec, made.profile, gpu, sizing),
-        frontend_args=frontend_args(spec),
-        lora_adapters=[LoraAdapter(name=a.name, path=a.path) for a in spec.lora.adapters],
-        env=replica_environment(spec, gpu),
-        placement=made.placement,
-        start_method=spec.scheduling.start_method,
-        start_timeout_s=spec.timeouts.start_s,
-        warmup_prompt_tokens=min(WARMUP_TOKENS, max(1, sizing.max_model_len.value // 2)),
-        state_dir=spec.state_dir,
-        content=content(spec, digests),
     )
 
 
@@ -202,22 +168,6 @@ def _promises(made: Settled, attempt: Attempt) -> list[str]:
             raise error from None
         do = f"remove engine_args.{OFFLOAD}: the GPUs hold all weights, and keep the promise then; or {error.do}"
         raise SpecError(error.needed, found=error.found, do=do, where=error.where) from None
-
-
-def _narrowed(made: Settled, fit: Fit, found: Evidence, attempt: Try) -> Sizing:
-    """The sizing with the estimate that the starts narrowed, and a note where they narrowed none."""
-    spec, profile, sizing, cut = made.spec, made.profile, made.sizing, made.cut
-    if not found.starts:
-        return sizing
-    measured = found.measured(fit.facts, cut)
-    if measured:
-        held = fit.checkpoint_bytes
-        proven = Fit(spec, profile, fit.architecture, fit.gpu, held, starts=measured)
-        sizing = judged(sizing, profile, proven, cut, attempt)
-    if sizing.memory is not None and sizing.memory.calibrated:
-        return sizing
-    why = OTHER_CUT if fit.architecture is not None else SIMPLE_TAKES_NONE
-    return replace(sizing, notes=(*sizing.notes, why))
 
 
 def _read_bytes(

@@ -55,7 +55,7 @@ def choose_cut(
     # Where no size goes with written stages, the fewest ranks tell what they lack.
     tried = ways(ranked) or [Cut(ranked[-1], int(wanted.pipeline))]
     # Where none holds, that of the most GPUs tells what is lacking: what it lacks, all do.
-    cut = next((cut for cut in tried if holds(cut)), tried[-1])
+    cut = next((cut for cut in tried if holds(cut)), None) or max(tried, key=_gpus)
     _check_pipeline(spec, pool, profile, cut, works)
     return cut
 
@@ -128,6 +128,10 @@ def sizes_by_heads(profile: ModelProfile, gpus: int) -> tuple[int, ...]:
         latent=profile.latent_dim > 0,
     )
     return tensor_sizes([shape], gpus)
+
+
+def _gpus(cut: Cut) -> int:
+    return cut.tensor * cut.pipeline
 
 
 def _check_tensor(spec: ClusterSpec, pool: NodePool, profile: ModelProfile, works: Works) -> None:

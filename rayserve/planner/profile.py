@@ -14,6 +14,8 @@ from rayserve.units import round_up
 
 TYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8}
 MROPE = "mrope"
+SECTIONS = ("mrope_section", "xdrope_section")
+"""Keys of positions of three dimensions; the second is the older name (transformers_utils/config.py:664)."""
 PER_KIND = "positions of several kinds of layers"
 METHOD_BITS = {"fp8": 8, "fbgemm_fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4, "nvfp4": 4}
 
@@ -177,11 +179,13 @@ def _rope_theta(text: Mapping[str, Any]) -> float:
 
 def _rope_scaling(text: Mapping[str, Any]) -> str:
     stated = [text.get(name) for name in ("rope_parameters", "rope_scaling")]
+    if any(text.get(name) for name in SECTIONS):
+        return MROPE
     for rope in (item for item in stated if isinstance(item, Mapping)):
         if any(isinstance(value, Mapping) for value in rope.values()):
             return PER_KIND
         kind = str(rope.get("rope_type") or rope.get("type") or "default")
-        if rope.get("mrope_section"):
+        if any(rope.get(name) for name in SECTIONS):
             return MROPE
         if kind != "default":
             factor = rope.get("factor")

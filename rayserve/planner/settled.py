@@ -92,8 +92,10 @@ Attempt = Callable[[ClusterSpec], Settled | None]
 """What another spec of the same model would come to; None: it would be refused."""
 
 
-def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settled:
-    """What the spec comes to; `advise`: people read its notes and what a refusal tells them to do.
+def settle(spec: ClusterSpec, weights: Weights, attempt: Try | None) -> Settled:
+    """What the spec comes to, by calculation alone.
+
+    `attempt` plans what notes and refusals tell people to write; None: nobody reads them.
 
     Raises:
         SpecError: a value that this hardware or model does not take.
@@ -116,7 +118,6 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
         obstacles = Obstacles(spec, architecture, weights.config or {}, gpu)
     sizes = obstacles.tensor_sizes(pool) if obstacles is not None else ()
     cut = choose_cut(spec, pool, profile, lambda cut: holds(spec, profile, fit, cut), sizes)
-    attempt = tries(weights) if advise else None
     left = fit.left_bytes(cut) if fit is not None and read_offload(spec.engine_args) else 0
     check_hosts(spec, pool, cut, left, attempt)
     told = (
@@ -136,22 +137,21 @@ def settle(spec: ClusterSpec, weights: Weights, *, advise: bool = True) -> Settl
 
 
 def attempts(weights: Weights) -> Attempt:
-    """Tries other specs of the same model, as a plan of each would."""
+    """Tries other specs of the same model, as a plan of each without real starts would."""
 
     def attempt(spec: ClusterSpec) -> Settled | None:
         if first_problem(spec) is not None:
             return None
         try:
-            return settle(spec, weights, advise=False)
+            return settle(spec, weights, None)
         except RayserveError:
             return None
 
     return attempt
 
 
-def tries(weights: Weights) -> Try:
-    """The same, as remedies ask it."""
-    attempt = attempts(weights)
+def tries(attempt: Attempt) -> Try:
+    """The same trial, as remedies ask it."""
 
     def tried(spec: ClusterSpec) -> Tried | None:
         made = attempt(spec)

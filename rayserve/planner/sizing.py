@@ -208,8 +208,12 @@ def _graphs_reason(scene: Scene, limits: EngineLimits) -> str:
     )
 
 
-def judged(made: Sizing, profile: ModelProfile, measured: Fit, cut: Cut, attempt: Try) -> Sizing:
+def judged(
+    made: Sizing, profile: ModelProfile, measured: Fit, cut: Cut, attempt: Try | None
+) -> Sizing:
     """The same limits, with the estimate that real starts narrowed; they choose nothing anew.
+
+    `attempt` plans with the starts what people are told to write; None: nobody reads it.
 
     Raises:
         DoesNotFitError: the starts show that the limits do not fit.

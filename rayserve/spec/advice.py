@@ -124,14 +124,30 @@ def advice(field: FieldInfo | None, name: str, value: Any, *, item: bool, told: 
     if value is None:
         return "write a value, or leave the key out"
     if isinstance(value, str):
-        if takes.pattern == HF_ID and (other := NO_MODEL.fullmatch(value.strip())):
-            return f"write the id of a model: this is a {other[1]}"
+        if takes.pattern == HF_ID and (other := no_model(value)):
+            return f"write the id of a model: this is a {other}"
         found = _for_text(takes, value)
     elif isinstance(value, int | float):
         found = _for_number(takes, value)
     else:
         found = ""
     return f"write {found or _kinds(takes, describe(field, name, item=item), told)}"
+
+
+def named_on_hub(text: str) -> tuple[str, str] | None:
+    """(id, revision or empty) of a model's page, or of an id with its revision; None: it is neither."""
+    plain = text.strip()
+    named = PAGE.match(plain) or PINNED.fullmatch(plain)
+    if named is None:
+        return None
+    revision = named[2] or ""
+    return named[1], revision.lower() if COMMIT.fullmatch(revision.lower()) else revision
+
+
+def no_model(text: str) -> str:
+    """What a hub's page is of instead of a model, as `dataset`; empty: it may be of one."""
+    other = NO_MODEL.fullmatch(text.strip())
+    return other[1] if other else ""
 
 
 def _for_text(takes: Takes, text: str) -> str:
@@ -187,11 +203,9 @@ def _matching(takes: Takes, text: str) -> str:
     pattern = takes.pattern
     if pattern not in PATTERNS:
         return ""
-    if pattern == HF_ID and (named := PAGE.match(text) or PINNED.fullmatch(text.strip())):
-        revision = named[2] or ""
-        if COMMIT.fullmatch(revision.lower()):
-            revision = revision.lower()
-        return f"{named[1]}, with `revision: {revision}` beside it" if revision else named[1]
+    if pattern == HF_ID and (named := named_on_hub(text)):
+        name, revision = named
+        return f"{name}, with `revision: {revision}` beside it" if revision else name
     near = re.sub(r"[^A-Za-z0-9._/-]+", "-", text).strip("-._/")
     for kept in (near, near.lower()):
         # Letters are lowered before others than them are taken out, so that none is lost.

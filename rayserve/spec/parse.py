@@ -152,10 +152,13 @@ def _unknown_key(loc: Loc, value: object, section: type[Section], where: Where) 
     elsewhere = _sections_with(name)
     owner = argument_owner(name)
     held = "key" if section is Endpoint else "api_key"
-    if held in name.lower() and close in ("", "api_key_file") and not elsewhere:
+    of_keys = close in ("", "api_key_file")
+    # What vLLM calls so may be the key of something else, such as that of a certificate.
+    other = owner and "api_key_file" not in owner
+    if held in name.lower() and of_keys and not elsewhere and not other:
         # Renamed alone, the key itself would stand where its file should.
         do = KEYS_IN_FILE
-    elif owner and (section is ClusterSpec or not close):
+    elif owner and (section is ClusterSpec or of_keys):
         do = owner
     elif close:
         do = f"write `{close}`"

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from rayserve.spec.advice import named_on_hub, no_model
 from rayserve.spec.base import HF_ID
 from rayserve.spec.words import section_of
 
@@ -18,6 +19,8 @@ EXAMPLES = {
 """What the sections look like that every spec has."""
 MOST_CHARACTERS = 80
 """Of a text that is repeated as a value."""
+LONGEST_PAGE = 200
+"""Characters of the address of a page, of which the id alone is repeated."""
 
 
 def example(key: str) -> str:
@@ -39,8 +42,8 @@ def section_advice(field: FieldInfo | None, key: str, value: Any) -> str:
     name = key.rpartition(".")[2]
     if typing.get_origin(field.annotation) is list:
         return _items(name, value, section.model_fields)
-    if isinstance(value, str) and key == "model" and 0 < len(value) <= MOST_CHARACTERS:
-        return _model(value)
+    if key == "model" and isinstance(value, str) and (told := _model(value.strip())):
+        return told
     if key == "replicas" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return f"write `replicas: {{min: {value}, max: {value}}}`"
     return f"write a mapping under `{name}:`, with keys of: {', '.join(section.model_fields)}"
@@ -60,10 +63,19 @@ def _items(name: str, value: Any, known: typing.Iterable[str]) -> str:
 
 
 def _model(text: str) -> str:
-    """Of a model that is named alone: an id of the hub, or a folder."""
-    if re.fullmatch(HF_ID, text):
-        name = text.rpartition("/")[2]
-        return f"write `model: {{hf_id: {text}, served_name: {name}}}`"
+    """Of a model that is named alone: an id of a hub or its page, or a folder; empty: it is none."""
+    if not 0 < len(text) <= LONGEST_PAGE:
+        return ""
+    if other := no_model(text):
+        return f"write the id of a model: this is a {other}"
+    named = (text, "") if re.fullmatch(HF_ID, text) else named_on_hub(text)
+    if named is not None and len("".join(named)) <= MOST_CHARACTERS:
+        hf_id, revision = named
+        at = f", revision: {revision}" if revision else ""
+        told = f"write `model: {{hf_id: {hf_id}{at}, served_name: {hf_id.rpartition('/')[2]}}}`"
+        return told if revision else f"{told}, in production with its commit as `revision`"
+    if "://" in text or len(text) > MOST_CHARACTERS:
+        return ""
     folder = text if text.startswith("/") else f"/…/{text.strip('./~')}"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
     return (

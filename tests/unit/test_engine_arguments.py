@@ -10,6 +10,7 @@ from rayserve.engine import VLLM_VERSION, check_value, load_snapshot, validate, 
 from rayserve.engine.flags import changes
 from rayserve.errors import EngineArgumentError
 from rayserve.owned import (
+    CODE_ENV,
     OWNED_ARGS,
     OWNED_ENV,
     REMOVED_ARGS,
@@ -292,13 +293,25 @@ def test_no_name_near_to_an_argument_is_answered_with_an_owned_one():
             assert do.split("`")[1] not in OWNED_ARGS
 
 
-@pytest.mark.parametrize("name", [
-    "LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONBREAKPOINT",
-    "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH",
-])  # fmt: skip
+@pytest.mark.parametrize("name", CODE_ENV)
 def test_a_variable_that_loads_code_is_refused(name):
-    """No entry of `env` brings code into the engine that the plan does not name."""
+    """None of the variables that are known to load code, and that no host needs, is taken."""
     assert told(validate_env, name, "/tmp/x") == "leave it out: it loads code into the engine"
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "VLLM_CUDART_SO_PATH"]
+)
+def test_variables_that_load_code_are_known(name):
+    """Those of the loader, of Python and of vLLM are among them."""
+    assert name in CODE_ENV
+
+
+@pytest.mark.parametrize("name", ["VLLM_NCCL_SO_PATH", "NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN"])
+def test_the_nccl_of_a_network_may_be_named(name):
+    """Hosts whose network needs an NCCL or a plugin of its own name it."""
+    assert env_owner(name) == ""
+    validate_env(name, "/opt/nccl/lib/libnccl.so.2")
 
 
 def test_where_libraries_lie_may_be_said():

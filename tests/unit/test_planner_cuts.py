@@ -78,6 +78,18 @@ def test_fewer_stages_are_told_where_no_ranks_go_with_them():
     assert plan(MIDDLE, "A100-80GB-SXM", 7, add=stages(7))
 
 
+@pytest.mark.parametrize("parallelism", ["{pipeline: 1}", "{tensor: auto, pipeline: auto}"])
+def test_a_refusal_is_that_of_the_cut_with_the_most_gpus(parallelism):
+    """Where written stages leave the ranks to the plan, the length that is told plans with them."""
+    where, cut = ("L40S-48GB", 4), f"  parallelism: {parallelism}\n"
+    do = refusal(MIDDLE, *where, add=length(131072) + cut)
+    found = [int(number) for number in re.findall(r"(\d{4,})", do)]
+    assert do.startswith("write max_model_len: ")
+    for tokens in found:
+        made = plan(MIDDLE, *where, add=length(tokens) + cut)
+        assert made.replica.placement.tensor_parallel_size == 4
+
+
 # ── keys that must follow a shorter context ─────────────────────────────────────────────────────
 
 

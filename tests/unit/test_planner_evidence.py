@@ -191,6 +191,26 @@ def test_a_start_with_other_weights_is_of_another_model(weights):
     assert any("their weights are not the 25." in note for note in plan.notes)
 
 
+def test_what_is_told_beside_starts_plans_with_them():
+    """A length that calculation alone allows, and the starts refuse, is not told."""
+    weights = int(26.2 * GIB)  # of 25.1 by calculation
+    terms = {"weights_bytes": weights, "consumed_bytes": weights + 2 * GIB}
+    ledger = ledger_of(start_line(PLAN, terms=terms))
+    tight = "  limits: {max_model_len: %s, gpu_memory_utilization: 0.4}\n  endpoint:"
+
+    def planned(length, ledger=ledger):
+        return plan_of(SPEC, ledger, **{"  endpoint:": tight % length})
+
+    with pytest.raises(DoesNotFitError) as raised:
+        planned(131072)
+    sure, best = re.findall(r"max_model_len: (\d+)|or (\d+) ", raised.value.do)
+    assert planned(sure[0]).memory.verdict.startswith("fits")
+    assert planned(best[1]).memory.verdict.startswith("within")
+    with pytest.raises(DoesNotFitError) as alone:
+        planned(131072, ledger_of())
+    assert int(re.findall(r"or (\d+) ", alone.value.do)[0]) > int(best[1])
+
+
 def test_starts_that_show_that_it_does_not_fit_refuse():
     """What stays beside the weights leaves nothing: the refusal names the measurement."""
     terms = {"consumed_bytes": 77 * GIB, "activation_bytes": GIB, "requested_bytes": 78 * GIB}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rayserve.errors import SpecError
+from rayserve.planner.support.rope import check_rope_types
+from tests.unit.architectures import DEEPSEEK
 from tests.unit.plan_of import MODEL, plan
 
 LLAMA3 = {
@@ -71,6 +73,7 @@ def test_a_stretch_over_a_scaling_of_the_checkpoint_is_told():
     "rope",
     [
         {"type": "mrope", "mrope_section": [16, 24, 24]},
+        {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [16, 16, 16, 16]},
         {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}},
     ],
 )
@@ -78,6 +81,13 @@ def test_positions_that_one_scaling_cannot_replace_are_not_stretched(rope):
     """Sections of three dimensions, and a base for each kind of layer, would be lost."""
     with pytest.raises(SpecError, match="of one kind"):
         plan(stretch(4, 131072), model={**SCALED, "rope_scaling": rope})
+
+
+@pytest.mark.parametrize("key", ["mrope_section", "xdrope_section"])
+def test_sections_beside_the_scaling_are_seen(key):
+    """vLLM reads them from the config itself too."""
+    with pytest.raises(SpecError, match="of one kind"):
+        plan(stretch(4, 131072), model={**PLAIN, key: [16, 24, 24]})
 
 
 @pytest.mark.parametrize("model, told", [(PLAIN, True), (SCALED, False)])
@@ -123,3 +133,59 @@ def test_a_plugin_may_bring_a_scaling_of_its_own():
     """What it adds is not known here."""
     env = "  env: {VLLM_PLUGINS: mine}\n"
     assert plan(env, model={**PLAIN, "rope_scaling": {"rope_type": "nope", "factor": 4}})
+
+
+KIMI = {
+    "architectures": ["KimiVLForConditionalGeneration"],
+    "text_config": {"model_type": "kimi_k2"},
+}
+PANGU = {"architectures": ["PanguEmbeddedForCausalLM"]}
+THREE = {"mrope_interleaved": True, "mrope_section": [16, 24, 24]}
+
+
+@pytest.mark.parametrize(
+    "model, rope",
+    [
+        (DEEPSEEK, {"rope_type": "nope", "factor": 40}),
+        (KIMI, {"type": "nope", "factor": 40}),
+        (PANGU, {"rope_type": "nope", **THREE}),
+        ({**PANGU, "kv_lora_rank": 512}, {"rope_type": "nope"}),
+        ({**PANGU, "param_sink_number": 128}, {"rope_type": "nope"}),
+    ],
+)
+def test_a_type_that_the_model_sets_itself_may_be_any(model, rope):
+    """DeepSeek's and Pangu's models in vLLM put a type of their own in place of the stated one."""
+    check_rope_types({**model, "rope_scaling": rope}, None)
+    with pytest.raises(SpecError, match="that vLLM"):
+        check_rope_types({"architectures": ["LlamaForCausalLM"], "rope_scaling": rope}, None)
+
+
+@pytest.mark.parametrize(
+    "model, rope, needed",
+    [
+        (DEEPSEEK, {"rope_type": "nope"}, "`factor`"),
+        (DEEPSEEK, {"rope_type": "dynamic", "alpha": 1000.0}, "`factor`"),
+        (DEEPSEEK, {"rope_type": "llama3", "factor": 8}, "`low_freq_factor` and"),
+        (PANGU, {"rope_type": "nope", "mrope_interleaved": True}, "`mrope_section`"),
+        (PANGU, {"rope_type": "nope", "factor": 4}, "a rope_type in config.json that vLLM"),
+        ({"architectures": 3}, {"rope_type": "nope"}, "a rope_type in config.json that vLLM"),
+    ],
+)
+def test_what_the_set_type_needs_is_asked(model, rope, needed):
+    """The type that a model sets cannot do without its figures, nor the stated one without its own."""
+    with pytest.raises(SpecError, match=needed):
+        check_rope_types({**model, "rope_scaling": rope}, None)
+
+
+@pytest.mark.parametrize("factor, lacking", [(None, ["yarn"]), (40, [])])
+def test_deepseek_without_a_scaling_needs_no_factor(factor, lacking):
+    """Types that read as `default` are left as they are; any other cannot do without it."""
+    refused = []
+    for kind in ("default", "yarn"):
+        try:
+            check_rope_types(
+                {**DEEPSEEK, "rope_scaling": {"rope_type": kind, "factor": factor}}, None
+            )
+        except SpecError:
+            refused.append(kind)
+    assert refused == lacking

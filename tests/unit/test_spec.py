@@ -248,6 +248,53 @@ def test_what_stands_for_a_section_is_told_as_what_to_write(key, value, expect):
     assert expect in caught.value.message() + "\n"
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "text, hf_id, revision",
+    [
+        ("https://huggingface.co/Qwen/Qwen3-8B", "Qwen/Qwen3-8B", ""),
+        (
+            f"https://hub.example/org/of-a-longer-name/commit/{COMMIT}",
+            "org/of-a-longer-name",
+            COMMIT,
+        ),
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", "Qwen/Qwen3-8B", "main"),
+        ("Qwen/Qwen3-8B@main", "Qwen/Qwen3-8B", "main"),
+        (f"Qwen/Qwen3-8B:{COMMIT.upper()}", "Qwen/Qwen3-8B", COMMIT),
+    ],
+)
+def test_a_page_in_place_of_the_model_is_told_as_its_id(text, hf_id, revision):
+    """What is told for a model's page, or its id with a revision, is a section that the spec takes."""
+    data = yaml.safe_load(EXAMPLE)
+    spec = data["rayserve_cluster"]
+    spec["model"] = text
+    with pytest.raises(SpecError) as caught:
+        parse_spec(yaml.safe_dump(data), "cluster.yml")
+    spec.update(yaml.safe_load(caught.value.do.split("`")[1]))
+    if not revision:
+        assert caught.value.do.endswith("in production with its commit as `revision`")
+        spec["model"]["revision"] = COMMIT
+    model = parse_spec(yaml.safe_dump(data), "cluster.yml").model
+    assert (model.hf_id, model.revision) == (hf_id, revision or COMMIT)
+
+
+@pytest.mark.parametrize(
+    "text, expect",
+    [
+        ("https://huggingface.co/datasets/a/b", "write the id of a model: this is a dataset"),
+        ("s3://bucket/models/a", "write a mapping under `model:`, with keys of: path, hf_id"),
+    ],
+)
+def test_an_address_in_place_of_the_model_is_no_folder(text, expect):
+    """The address of something else than a model's page is not told as a path."""
+    data = yaml.safe_load(EXAMPLE)
+    data["rayserve_cluster"]["model"] = text
+    with pytest.raises(SpecError, match=expect):
+        parse_spec(yaml.safe_dump(data), "cluster.yml")
+
+
 def test_an_argument_beside_the_spec_is_told_by_its_key():
     """A vLLM argument outside `rayserve_cluster` names the key of the spec that it is."""
     with pytest.raises(SpecError, match=r"write `parallelism\.tensor`, under `rayserve_cluster:`"):

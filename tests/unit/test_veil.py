@@ -95,6 +95,14 @@ def test_a_key_under_another_name_is_not_renamed_alone(name):
     assert "whatever-it-may-be" not in message
 
 
+@pytest.mark.parametrize("name", ["ssl_keyfile", "ssl-keyfile", "ssl_certfile"])
+def test_the_key_of_a_certificate_is_no_key_of_the_api(name):
+    """Under `endpoint` too, files of TLS are answered with the gateway, which ends it."""
+    message = told("api_key_file: /etc/rayserve/api_keys", f"{name}: /etc/tls.pem")
+    assert "TLS ends at the gateway" in message
+    assert "API keys" not in message
+
+
 @pytest.mark.parametrize("value", ["just-lower-case-words", "./keys"])
 def test_production_proposes_no_relative_key_file(value):
     """What is no absolute path may be a key: it is not repeated, nor made into a path."""
