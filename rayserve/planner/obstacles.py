@@ -201,27 +201,38 @@ def check_hosts(
     if findings:
         finding, key = findings[0], findings[0].key
         if key == ("engine_args", "cpu_offload_gb") and attempt is not None:
-            ranks = replicas * min(gpus, pool.gpus_per_host)
-            finding = replace(finding, do=_less_offload(spec, pool, ranks, left_bytes, attempt))
+            do = _less_offload(spec, pool, (replicas, gpus), left_bytes, attempt)
+            finding = replace(finding, do=do)
         if key == ("node_pools",):
             key = (*key, spec.node_pools.index(pool), "mig")
         raise finding.error(spec.where(*key))
 
 
 def _less_offload(
-    spec: ClusterSpec, pool: NodePool, ranks: int, left_bytes: int, attempt: Try
+    spec: ClusterSpec, pool: NodePool, held: tuple[int, int], left_bytes: int, attempt: Try
 ) -> str:
-    """What to do where a host has no room for the weights of its ranks; only what plans is told."""
+    """What to do where a host has no room for the weights of its ranks: the first that plans.
+
+    `held`: replicas on a host, and GPUs of each. Where nothing plans, the memory that weights and KV
+    blocks need is told, and that something else is lacking besides.
+    """
     name, rest = "cpu_offload_gb", {**spec.engine_args}
     del rest[name]
+    replicas, ranks = held[0], held[0] * min(held[1], pool.gpus_per_host)
     if attempt(spec.model_copy(update={"engine_args": rest})) is not None:
         return "remove it: the GPUs hold all weights"
-    room = weights_room_gib(pool.memory_gib, ranks)
+    blocks = replicas * spec.kv_offload.cpu_gib
+    room = weights_room_gib(pool.memory_gib - blocks, ranks)
     less = {"engine_args": {**rest, name: room}}
     if room and attempt(spec.model_copy(update=less)) is not None:
         return f"write {name}: {room}"
-    need = math.ceil(ranks * left_bytes / GIB) + HOST_RESERVE_GIB
-    return f"take hosts of {need} GiB of memory, and write memory_gib: {need}"
+    need = math.ceil(ranks * left_bytes / GIB + blocks) + HOST_RESERVE_GIB
+    larger = pool.model_copy(update={"memory_gib": need})
+    pools = [larger if one is pool else one for one in spec.node_pools]
+    told = f"take hosts of {need} GiB of memory, and write memory_gib: {need}"
+    if attempt(spec.model_copy(update={"node_pools": pools})) is not None:
+        return told
+    return f"{told}; the plan refuses something else then, and says what"
 
 
 def _sentence(finding: Finding) -> str:

@@ -194,29 +194,48 @@ def test_a_size_that_vllm_refuses_is_refused_before_it_is_calculated_with(size):
         plan(SMALL, "A100-80GB-SXM", 1, add=arguments(cpu_offload_gb=size))
 
 
+BLOCKS = "  kv_offload: {cpu_gib: 100}\n"
+"""The section of KV blocks in host memory."""
+
+
+def hosted(model, memory: int, add: str):
+    """The plan for a host with so much memory, in GiB."""
+    spec = text("A100-80GB-SXM", 8, add=add)
+    return planned(spec.replace("_host: 8", f"_host: 8, memory_gib: {memory}"), model)
+
+
 @pytest.mark.parametrize(
-    "model, size, memory, told",
+    "model, size, memory, add, told",
     [
-        (SMALL, 100, 16, "remove it"),
-        (LARGE, 60, 300, "write cpu_offload_gb: 36"),
-        (LARGE, 30, 16, "take hosts of 248 GiB of memory, and write memory_gib: 248"),
+        (SMALL, 100, 16, "", "remove it"),
+        (LARGE, 60, 300, "", "write cpu_offload_gb: 36"),
+        (LARGE, 60, 400, BLOCKS, "write cpu_offload_gb: 36"),
+        (LARGE, 30, 16, "", "take hosts of 248 GiB of memory, and write memory_gib: 248"),
+        (LARGE, 30, 16, BLOCKS, "take hosts of 348 GiB of memory, and write memory_gib: 348"),
     ],
 )
-def test_weights_that_a_host_has_no_memory_for_are_refused(model, size, memory, told):
-    """Each GPU's share lies in the host's memory; what is told plans."""
-
-    def hosted(memory: int, add: str):
-        spec = text("A100-80GB-SXM", 8, add=add)
-        return planned(spec.replace("_host: 8", f"_host: 8, memory_gib: {memory}"), model)
-
+def test_weights_that_a_host_has_no_memory_for_are_refused(model, size, memory, add, told):
+    """Each GPU's share lies in the host's memory beside KV blocks; what is told plans."""
     with pytest.raises(SpecError) as raised:
-        hosted(memory, arguments(cpu_offload_gb=size))
+        hosted(model, memory, arguments(cpu_offload_gb=size) + add)
     assert raised.value.where.key.endswith("engine_args.cpu_offload_gb")
     assert raised.value.do.startswith(told)
+    assert "something else" not in raised.value.do
     number = int(re.findall(r"\d+", f"{told} 0")[0])
     if told.startswith("take"):
-        assert hosted(number, arguments(cpu_offload_gb=size)).memory
+        assert hosted(model, number, arguments(cpu_offload_gb=size) + add).memory
         with pytest.raises(SpecError):
-            hosted(number - 1, arguments(cpu_offload_gb=size))
+            hosted(model, number - 1, arguments(cpu_offload_gb=size) + add)
     else:
-        assert hosted(memory, arguments(cpu_offload_gb=number) if number else "").memory
+        instead = arguments(cpu_offload_gb=number) if number else ""
+        assert hosted(model, memory, instead + add).memory
+
+
+def test_memory_that_does_not_do_alone_is_said_not_to():
+    """Where the host holds no second replica either, its memory is told as one of two wants."""
+    add = arguments(cpu_offload_gb=30) + "  replicas: {max: 2}\n"
+    with pytest.raises(SpecError) as raised:
+        hosted(LARGE, 16, add)
+    assert "memory_gib: 248; the plan refuses something else then" in raised.value.do
+    with pytest.raises(DoesNotFitError, match="2 gangs"):
+        hosted(LARGE, 248, add)
