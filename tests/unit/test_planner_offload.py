@@ -208,7 +208,6 @@ def hosted(model, memory: int, add: str):
     "model, size, memory, add, told",
     [
         (SMALL, 100, 16, "", "remove it"),
-        (SMALL, 100, 116, BLOCKS, "remove it"),
         (LARGE, 60, 300, "", "write cpu_offload_gb: 36"),
         (LARGE, 60, 400, BLOCKS, "write cpu_offload_gb: 36"),
         (LARGE, 30, 16, "", "take hosts of 248 GiB of memory, and write memory_gib: 248"),
