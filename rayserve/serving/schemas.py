@@ -3,7 +3,7 @@
 The engine turns a JSON schema, an expression or a grammar into an automaton, in the server's own
 process and before any limit of its own. What it unrolls it stores: a hundred bytes to a kilobyte
 for each item of an array, and a hundred bytes for each turn of a repeated expression, where
-expressions within each other multiply. So a short number in a body could take all memory of a host.
+expressions within each other multiply, also through the rules of a grammar. So a short number in a body could take all memory of a host.
 
     in a field of a body                          at most
     items and properties, all together            MAX_ITEMS
@@ -51,6 +51,13 @@ _COUNTS: Final = re.compile(r"\{\s*+(\d*+)\s*+(?:,\s*+(\d*+)\s*+)?\}")
 _LARK_COUNTS: Final = re.compile(r"~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?")
 _INLINE: Final = re.compile(r"\"\s*+:\s*+(\d[\d.eE+]*+)")
 _ESCAPED: Final = re.compile(r"\\(?:[pPuUx]\{[^}]{0,64}\}|.)", re.DOTALL)
+_RULE: Final = re.compile(r"(?:([\w.-]++)\s*+::=|\n[ \t]*+[?!]*+([\w-]++)(?:\.-?\d++)?\s*+:(?!:=))")
+_ATTRIBUTES: Final = re.compile(r"^[ \t]*+[?!]*+[\w.-]++\s*+[\[{]", re.MULTILINE)
+"""A name at the start of a line with brackets: Lark's `name[stop="…"]: …`."""
+_WORD: Final = re.compile(r"[\w.-]++")
+_PLAIN_WORD: Final = re.compile(r"\w++")
+_TEXT: Final = re.compile(r"\"[^\"\n]*+\"|'[^'\n]*+'")
+_COMMENT: Final = re.compile(r"(?:#|//)[^\n]*+")
 _CLASS: Final = re.compile(r"\[\^?(?:[^\[\]\\]|\\.)+\]", re.DOTALL)
 
 
@@ -67,7 +74,7 @@ def _check(value: object) -> str:
     items = turns = 0.0
     for key, leaf in _leaves(value):
         if isinstance(leaf, str):
-            turns += _turns(leaf, nested=key in _GRAMMARS)
+            turns += _turns(leaf, grammar=key in _GRAMMARS)
             items += sum(map(_number, _INLINE.findall(leaf))) if key in _GRAMMARS else 0
         elif key in _LENGTHS:
             if leaf > MAX_LENGTH:
@@ -121,28 +128,107 @@ def _parsed(text: str) -> object:
         return _ENDLESS
 
 
-def _turns(text: str, *, nested: bool) -> float:
-    """How many parts an expression or grammar has once its repeats are written out.
+def _turns(text: str, *, grammar: bool) -> float:
+    """How many parts an expression or grammar gains when its repeats are written out.
 
     Args:
         text: any dialect of expressions, EBNF or Lark.
-        nested: take all repeats as standing within each other, as rules of a grammar may.
+        grammar: it has rules, which the engine may write out within each other.
     """
-    every = [*_COUNTS.findall(text), *(_LARK_COUNTS.findall(text) if nested else ())]
-    most = _product(max(1.0, *map(_number, pair)) for pair in every)
-    if nested or most <= _FEW:
-        return most if every else 0
-    return min(most, _unrolled(text, most))
+    if grammar:
+        text = _LARK_COUNTS.sub(r"{\1,\2}", text)
+    counts = _COUNTS.findall(text)
+    most = _product(max(1.0, *map(_number, pair)) for pair in counts)
+    if most <= _FEW:
+        return most if counts else 0
+    return _rules_turns(text) if grammar else _unrolled(text, most)[0]
 
 
-def _unrolled(text: str, most: float) -> float:
-    """Parts of an expression by its groups; `most` where dialects read its groups differently."""
+def _rules_turns(text: str) -> float:
+    """Parts that all rules gain, each times the repeats of the rules that lead to it.
+
+    Repeats side by side add up, in a rule and between rules. Rules that refer to each other in a
+    circle count as one within another, in any order.
+    """
+    if _ATTRIBUTES.search(text):
+        return math.inf  # Lark's attributes may hold what looks like another rule
+    first, *pieces = _RULE.split("\n" + text)
+    alternatives = {"": [first]}
+    for ebnf, lark, body in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        alternatives.setdefault(ebnf or lark, []).append(body)
+    bodies = {name: "|".join(several) for name, several in alternatives.items()}
+    gains = {name: _rule_turns(body) for name, body in bodies.items()}
+    inner = {
+        name: {word for word in _named(body) if word in bodies} for name, body in bodies.items()
+    }
+    outer: dict[str, set[str]] = {name: set() for name in bodies}
+    for name, references in inner.items():
+        for reference in references:
+            outer[reference].add(name)
+    done: set[str] = set()
+    order = [name for start in bodies for name in _reached(inner, start, done)]
+    times = dict.fromkeys(bodies, 1.0)
+    total = 0.0
+    done = set()
+    for start in reversed(order):  # who refers before who is referred to, circles together
+        circle = _reached(outer, start, done)
+        if not circle:
+            continue
+        above = max(times[name] for name in circle)
+        repeats = _product(1 + gains[name][0] for name in circle)
+        within = above * (repeats if len(circle) > 1 else 1)
+        for gained, written in (gains[name] for name in circle):
+            total += within * (gained + written) - written
+        for name in circle:
+            for reference in inner[name]:
+                times[reference] = max(times[reference], above * repeats)
+    return total
+
+
+def _named(body: str) -> set[str]:
+    """Each word of a rule that may be the name of another, also within texts and comments."""
+    return {*_WORD.findall(body), *_PLAIN_WORD.findall(body)}
+
+
+def _reached(edges: dict[str, set[str]], start: str, done: set[str]) -> list[str]:
+    """Names that are reached from one and not yet done, each after those reached from it."""
+    found: list[str] = []
+    pending = [(start, False)]
+    while pending:
+        name, left = pending.pop()
+        if left:
+            found.append(name)
+        elif name not in done:
+            done.add(name)
+            pending.append((name, True))
+            pending.extend((further, False) for further in edges[name] if further not in done)
+    return found
+
+
+def _rule_turns(body: str) -> tuple[float, float]:
+    """As `_unrolled`, of one rule; the product of its repeats where its texts hide one of them."""
+    counts = _COUNTS.findall(body)
+    most = _product(max(1.0, *map(_number, pair)) for pair in counts)
+    plain = _CLASS.sub("a", _ESCAPED.sub("a", body))
+    plain = _TEXT.sub(lambda text: "(" + "a" * (len(text[0]) - 2) + ")", plain)
+    plain = "".join(_COMMENT.sub("", plain).split())
+    if len(_COUNTS.findall(plain)) != len(counts):
+        return most, len(body)
+    return _unrolled(plain, most)
+
+
+def _unrolled(text: str, most: float) -> tuple[float, float]:
+    """Parts that the repeats of an expression add by its groups, and parts as it is written.
+
+    It adds `most` where dialects read its groups differently.
+    """
+    unread = most, len(text)
     if "(?" in text and re.search(r"\(\?[a-zA-Z]*x", text):
-        return most  # comments may hold brackets
+        return unread  # comments may hold brackets
     plain = _CLASS.sub("a", _ESCAPED.sub("a", text))
     if "[" in plain or "]" in plain:
-        return most
-    groups, last, place = [0.0], 1.0, 0
+        return unread
+    groups, last, place, written = [0.0], 1.0, 0, 0
     while place < len(plain):
         count = _COUNTS.match(plain, place)
         if count:
@@ -157,13 +243,14 @@ def _unrolled(text: str, most: float) -> float:
             groups.append(0.0)
         elif character == ")":
             if len(groups) == 1:
-                return most
+                return unread
             last = max(1.0, groups.pop())
             groups[-1] += last
         elif character not in "*+?":
             last = 1.0
+            written += 1
             groups[-1] += last
-    return most if len(groups) > 1 else groups[0]
+    return unread if len(groups) > 1 else (groups[0] - written, written)
 
 
 def _product(factors: Iterable[float]) -> float:

@@ -15,6 +15,23 @@ from tests.unit.door_client import CHAT, plan
 
 ENDLESS = {"type": "array", "minItems": 10**9}
 NESTED = "(((ab){1000}){1000}){1000}"
+UUID = '[0-9a-f]{8} "-" [0-9a-f]{4} "-" [0-9a-f]{4} "-" [0-9a-f]{4} "-" [0-9a-f]{12}'
+LARK_UUID = '/[0-9a-f]{8}/ ("-" /[0-9a-f]{4}/)~3 "-" /[0-9a-f]{12}/'
+DATE_TIME = (
+    '[0-9]{4} "-" [0-9]{2} "-" [0-9]{2} "T" [0-9]{2} ":" [0-9]{2} ":" [0-9]{2}'
+    ' ("." [0-9]{1,9})? ("Z" | [+-] [0-9]{2} ":" [0-9]{2})'
+)
+JSON_GRAMMAR = f"""
+root ::= value  # whatever JSON has
+value ::= object | array | string | "null"
+object ::= "{{" (pair ("," pair)*)? "}}"
+array ::= "[" (value ("," value){{0,9}})? "]"
+pair ::= string ":" value
+string ::= "\\"" (uuid | date | char*) "\\""
+char ::= [^"\\\\\\x00-\\x1F] | "\\\\" (["\\\\bfnrt/] | "u" [0-9a-fA-F]{{4}})
+uuid ::= {UUID}
+date ::= {DATE_TIME}
+"""
 
 
 def verdict(path, body):
@@ -64,7 +81,7 @@ def test_every_place_of_a_body_is_bounded(path, place, value):
         {"anyOf": [{"type": "array", "maxItems": 1000}] * (MAX_ITEMS // 1000 + 1)},
         {"type": "string", "maxLength": MAX_LENGTH + 1},
         {"type": "string", "minLength": MAX_LENGTH + 1},
-        {"type": "string", "pattern": f"^.{{{MAX_TURNS + 1}}}$"},
+        {"type": "string", "pattern": f"^.{{{MAX_TURNS + 2}}}$"},
         {"type": "string", "pattern": "^a{99999999999999999999999}$"},
         {"type": "object", "patternProperties": {NESTED: {}}},
         {"$ref": "#/default", "default": ENDLESS},
@@ -110,6 +127,15 @@ def test_repeats_within_repeats_multiply(expression):
         'start: %json {"type": "array", "minItems": 1000000000}',
         'root ::= ("a"){0,1000000}',
         'root ::= ("a"){ 0 , 1000000 }',
+        f"root ::= {NESTED}",
+        'root ::= a{1000}\na ::= b{1000}\nb ::= "x" | c\nc ::= "(" b ")"',
+        'c ::= "x"{1000}\nb ::= c{1000}\nroot ::= b',
+        'root ::= b{1000} b ::= "c"{1000}',
+        'a: b{1000} | c\nc: a\nb[stop="x"]: "c"{1000}',
+        'start: A\nC: "x"{300} // A\nB: C{300}\nA: B{300} // C',
+        'start: A\nA: /"/ (B{1000}){1000} /"/\nB: "b"',
+        'start: A\nA.1: B{1000}\nB.-2: "b"{1000}',
+        'root ::= ("' + "long " * 100 + '"){1000}',
     ],
 )
 def test_rules_of_a_grammar_multiply(grammar):
@@ -136,6 +162,15 @@ def test_rules_of_a_grammar_multiply(grammar):
         {"regex": r"\w{1,64}@[\w.]{1,255}\.[a-z]{2,63}"},
         {"regex": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"},
         {"grammar": 'root ::= [0-9]{4} "-" [0-9]{2} "-" [0-9]{2}'},
+        {"grammar": f'root ::= {UUID} " " {UUID}'},
+        {"grammar": f'root ::= {UUID} " " {DATE_TIME}'},
+        {
+            "grammar": f"root ::= row{{1,100}}\nrow ::= uuid date\nuuid ::= {UUID}\ndate ::= {DATE_TIME}"
+        },
+        {
+            "grammar": f"start: UUID UUID DATE\nUUID: {LARK_UUID}\nDATE: /[0-9]{{4}}(-[0-9]{{2}}){{2}}/"
+        },
+        {"grammar": JSON_GRAMMAR},
     ],
 )
 def test_usual_schemas_pass(value):
@@ -156,4 +191,6 @@ def test_long_expressions_are_judged_in_no_time(part):
     text = "(" + "a{1000}" * 2 + "{" + part * 100_000
     started_at = time.process_time()
     verdict(CHAT, {"structured_outputs": {"regex": text, "grammar": text}})
+    rules = "".join(f"a{rule}: a{rule // 2}{{3}} a{rule + 1}{part[0]}\n" for rule in range(9000))
+    verdict(CHAT, {"structured_outputs": {"grammar": rules}})
     assert time.process_time() - started_at < 3.0
