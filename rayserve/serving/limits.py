@@ -28,7 +28,8 @@ only inside a worker, where the error ends the engine. Pydantic's lax mode behin
     background                              refused: work that outlives its request is not counted
     request_id, session_id                  <= 128 visible characters: they reach the logs
     schemas, expressions and grammars of
-    structured output and tools             what they unroll to is bounded: schemas.py
+    structured output, and of tools that
+    the engine builds                       what they unroll to is bounded: schemas.py
     stop, top_logprobs, logprobs, seed,
     min_tokens                              left to the engine, which answers 400
     cache_salt, documents, user, metadata   harmless
@@ -92,14 +93,23 @@ _TOO_DEEP: Final = f"the body is nested more than {MAX_DEPTH} levels deep"
 _ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARACTERS}}}")
 
 
-def read_body(raw: bytes, route: Route, plan: DoorPlan) -> int | Refusal:
-    """How many sequences a body asks for, or why it is refused."""
+def read_body(
+    raw: bytes, route: Route, plan: DoorPlan, *, every_tool: bool = False
+) -> int | Refusal:
+    """How many sequences a body asks for, or why it is refused.
+
+    Args:
+        raw: the body as sent.
+        route: where it was sent to.
+        plan: the limits.
+        every_tool: the engine builds each tool: `schemas.constrains_every_tool`.
+    """
     body = parse(raw)
     if isinstance(body, Refusal):
         return body
     present = _CHECKED.intersection(body)
     refusal = _check_fields(body, present, plan) if present else None
-    fault = None if refusal else check_schemas(body)
+    fault = None if refusal else check_schemas(body, every_tool=every_tool)
     if fault is not None:
         place, message = fault
         refusal = _bad(f"`{place}` is too large for the engine: {message}", place)

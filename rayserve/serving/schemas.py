@@ -1,15 +1,20 @@
 """How large may the machine become that the engine builds from a body's schemas and grammars?
 
 The engine turns a JSON schema, an expression or a grammar into an automaton, in the server's own
-process and before any limit of its own. What it unrolls it stores: a hundred bytes to a kilobyte
+process and before any limit of its own. What it unrolls it stores: a hundred bytes to two kilobytes
 for each item of an array, and a hundred bytes for each turn of a repeated expression, where
-expressions within each other multiply, also through the rules of a grammar. So a short number in a body could take all memory of a host.
+expressions within each other multiply, also through the rules of a grammar. So a short number in a
+body could take all memory of a host.
 
     in a field of a body                          at most
     items and properties, all together            MAX_ITEMS
-    one length of a string                        MAX_LENGTH (cheap: it is counted, not unrolled)
     one expression or grammar, unrolled           MAX_TURNS
     all expressions and grammars, unrolled        MAX_TURNS
+    one length of a string                        any: it is counted, not unrolled (fifty of 10^9
+                                                  cost the engine what fifty of 1000 do, 44 MB)
+
+Of a tool the engine builds a machine where a call is forced or the tool is strict; else its schema
+only goes into the prompt, and may be of any size.
 """
 
 from __future__ import annotations
@@ -17,12 +22,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-MAX_ITEMS: Final = 20_000
-"""Twenty megabytes and a tenth of a second in the engine; an answer rarely has a thousand items."""
-MAX_LENGTH: Final = 1_000_000
+MAX_ITEMS: Final = 40_000
+"""Seventy megabytes and half a second in the engine: forty tools with arrays of a thousand items."""
 MAX_TURNS: Final = 100_000
 """Ten megabytes; room for `.{0,65535}`, a usual bound of a text."""
 _FEW: Final = 100
@@ -30,18 +34,15 @@ _FEW: Final = 100
 MAX_NESTED_TEXT: Final = 50_000
 """Most brackets in a schema that is given as text."""
 
-PLACES: Final = frozenset(
-    ("response_format", "structured_outputs", "tools", "functions", "text", "output_config")
-)
+PLACES: Final = ("output_config", "response_format", "structured_outputs", "text", "tools")
 """Fields of a body, in any dialect, below which a schema, expression or grammar may stand."""
+_BUILDERS: Final = frozenset(("cohere_command3", "cohere_command4"))
+"""Parsers of vLLM that put every tool into the grammar, whatever the request's `tool_choice`."""
 _ITEMS: Final = frozenset(
     ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
 )
 _REPEAT: Final = frozenset(("min", "max"))
 """Bounds in a structural tag of `type: repeat`."""
-_LENGTHS: Final = frozenset(
-    ("minLength", "maxLength", "max_chars", "max_tokens", "max_whitespace_cnt")
-)
 _EXPRESSIONS: Final = frozenset(("pattern", "regex", "whitespace_pattern"))
 _GRAMMARS: Final = frozenset(("grammar", "definition", "ebnf", "lark"))
 _JSON_TEXTS: Final = frozenset(("json", "structural_tag", "schema", "json_schema"))
@@ -61,13 +62,61 @@ _COMMENT: Final = re.compile(r"(?:#|//)[^\n]*+")
 _CLASS: Final = re.compile(r"\[\^?(?:[^\[\]\\]|\\.)+\]", re.DOTALL)
 
 
-def check_schemas(body: dict[str, Any]) -> tuple[str, str] | None:
-    """The field at fault and what is wrong, or None where the engine may build all of them."""
-    for place in sorted(PLACES.intersection(body)):
-        fault = _check(body[place])
+def constrains_every_tool(arguments: Mapping[str, Any]) -> bool:
+    """Whether an engine with these arguments builds every tool, also where a request forces none."""
+    parsers = {arguments.get("tool_call_parser"), arguments.get("reasoning_parser")}
+    return arguments.get("tool_strict_level") == "parameter" or not parsers.isdisjoint(_BUILDERS)
+
+
+def check_schemas(body: dict[str, Any], *, every_tool: bool = False) -> tuple[str, str] | None:
+    """The field at fault and what is wrong, or None where the engine may build all of them.
+
+    Args:
+        body: in any dialect.
+        every_tool: the engine builds each tool: `constrains_every_tool`.
+    """
+    for place in PLACES:
+        value = _built_tools(body, every=every_tool) if place == "tools" else body.get(place)
+        fault = _check(value) if value else ""
         if fault:
             return place, fault
     return None
+
+
+def _built_tools(body: dict[str, Any], *, every: bool) -> list[object]:
+    """Tools of which the engine builds a machine, also those that a message adds."""
+    tools = body.get("tools")
+    known = [*(tools if isinstance(tools, list) else ()), *_added_tools(body.get("messages"))]
+    choice = body.get("tool_choice")
+    mode = choice.get("type") if isinstance(choice, dict) else choice
+    if every or mode not in (None, "auto", "none"):
+        return known
+    return [tool for tool in known if _is_strict(tool)]
+
+
+def _added_tools(messages: object) -> Iterator[object]:
+    """Definitions in Anthropic's `tool_addition` blocks."""
+    for message in messages if isinstance(messages, list) else ():
+        blocks = message.get("content") if isinstance(message, dict) else None
+        for block in blocks if isinstance(blocks, list) else ():
+            if isinstance(block, dict) and block.get("type") == "tool_addition":
+                yield block.get("tool")
+
+
+def _is_strict(tool: object) -> bool:
+    """Whether a tool, or one within it, asks for arguments that follow its schema.
+
+    Whatever is not plainly false counts: Pydantic's lax mode reads `"yes"` as true.
+    """
+    if not isinstance(tool, dict):
+        return False
+    within = tool.get("tools")  # a namespace of the Responses API
+    inner = [
+        tool.get("function"),
+        tool.get("definition"),
+        *(within if isinstance(within, list) else ()),
+    ]
+    return bool(tool.get("strict")) or any(map(_is_strict, inner))
 
 
 def _check(value: object) -> str:
@@ -76,9 +125,6 @@ def _check(value: object) -> str:
         if isinstance(leaf, str):
             turns += _turns(leaf, grammar=key in _GRAMMARS)
             items += sum(map(_number, _INLINE.findall(leaf))) if key in _GRAMMARS else 0
-        elif key in _LENGTHS:
-            if leaf > MAX_LENGTH:
-                return f"`{key}` must be at most {MAX_LENGTH}"
         else:
             items += max(0, min(leaf, MAX_ITEMS + 1))
         if items > MAX_ITEMS:
@@ -108,7 +154,7 @@ def _leaves(value: object) -> Iterator[tuple[str, Any]]:
                     pending.append(_parsed(inner))
             elif isinstance(inner, int | float):
                 repeat = key in _REPEAT and outer.get("type") == "repeat"
-                if repeat or key in _ITEMS or key in _LENGTHS:
+                if repeat or key in _ITEMS:
                     yield key, inner
             else:
                 pending.append(inner)

@@ -10,7 +10,7 @@ import pytest
 from rayserve.serving.limits import read_body
 from rayserve.serving.replies import Refusal
 from rayserve.serving.routes import ALLOWED
-from rayserve.serving.schemas import MAX_ITEMS, MAX_LENGTH, MAX_TURNS
+from rayserve.serving.schemas import MAX_ITEMS, MAX_TURNS, constrains_every_tool
 from tests.unit.door_client import CHAT, plan
 
 ENDLESS = {"type": "array", "minItems": 10**9}
@@ -39,9 +39,19 @@ def verdict(path, body):
     return read_body(json.dumps(body).encode(), ALLOWED[path]["POST"], plan())
 
 
-def tool(schema):
+def tool(schema, **more):
     """OpenAI's tool with a schema of parameters."""
-    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+    return {"type": "function", "function": {"name": "f", "parameters": schema, **more}}
+
+
+def messages(*blocks):
+    """A conversation with these blocks in its first message."""
+    return [{"role": "user", "content": [{"type": "text", "text": "a"}, *blocks]}]
+
+
+RESPONSE_TOOL = {"type": "function", "name": "f", "parameters": ENDLESS}
+CLAUDE_TOOL = {"name": "f", "input_schema": ENDLESS}
+ADDED = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": CLAUDE_TOOL}}
 
 
 PLACES = [
@@ -53,12 +63,9 @@ PLACES = [
     (CHAT, "structured_outputs", {"structural_tag": json.dumps({"format": ENDLESS})}),
     (CHAT, "structured_outputs", {"regex": NESTED}),
     (CHAT, "structured_outputs", {"grammar": f"start: /{NESTED}/"}),
-    (CHAT, "tools", [tool({"type": "object", "properties": {"a": ENDLESS}})]),
     ("/v1/completions", "structured_outputs", {"json": ENDLESS}),
     ("/v1/completions", "response_format", {"json_schema": {"schema": ENDLESS}}),
     ("/v1/responses", "text", {"format": {"type": "json_schema", "schema": ENDLESS}}),
-    ("/v1/responses", "tools", [{"type": "function", "name": "f", "parameters": ENDLESS}]),
-    ("/v1/messages", "tools", [{"name": "f", "input_schema": ENDLESS}]),
     ("/v1/messages", "output_config", {"format": {"json_schema": ENDLESS}}),
 ]
 
@@ -79,8 +86,6 @@ def test_every_place_of_a_body_is_bounded(path, place, value):
         {"type": "object", "minProperties": MAX_ITEMS + 1},
         {"type": "array", "contains": {}, "minContains": MAX_ITEMS + 1},
         {"anyOf": [{"type": "array", "maxItems": 1000}] * (MAX_ITEMS // 1000 + 1)},
-        {"type": "string", "maxLength": MAX_LENGTH + 1},
-        {"type": "string", "minLength": MAX_LENGTH + 1},
         {"type": "string", "pattern": f"^.{{{MAX_TURNS + 2}}}$"},
         {"type": "string", "pattern": "^a{99999999999999999999999}$"},
         {"type": "object", "patternProperties": {NESTED: {}}},
@@ -147,7 +152,7 @@ def test_rules_of_a_grammar_multiply(grammar):
     "value",
     [
         {"json": {"type": "array", "items": {"type": "integer"}, "maxItems": 1000}},
-        {"json": {"type": "string", "maxLength": 100_000}},
+        {"json": {"type": "string", "minLength": 10**7, "maxLength": 10**9}},
         {"json": {"type": "string", "pattern": r"^[\s\S]{1,65535}$"}},
         {"json": {"properties": {"maxItems": {"type": "integer"}, "max": {"type": "number"}}}},
         {"json": {"type": "integer", "minimum": 0, "maximum": 2**53}},
@@ -178,11 +183,76 @@ def test_usual_schemas_pass(value):
     assert verdict(CHAT, {"structured_outputs": value}) == 1
 
 
+@pytest.mark.parametrize(
+    "path,body",
+    [
+        (CHAT, {"tools": [tool(ENDLESS)], "tool_choice": "required"}),
+        (CHAT, {"tools": [tool(ENDLESS)], "tool_choice": {"type": "function", "function": {}}}),
+        (CHAT, {"tools": [tool({}), tool(ENDLESS, strict=True)]}),
+        (CHAT, {"tools": [tool(ENDLESS, strict="yes")], "tool_choice": "auto"}),
+        ("/v1/responses", {"tools": [RESPONSE_TOOL], "tool_choice": "required"}),
+        ("/v1/responses", {"tools": [RESPONSE_TOOL], "tool_choice": {"type": "function"}}),
+        ("/v1/responses", {"tools": [RESPONSE_TOOL | {"strict": True}]}),
+        ("/v1/responses", {"tools": [{"tools": [RESPONSE_TOOL | {"strict": True}]}]}),
+        ("/v1/messages", {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "any"}}),
+        ("/v1/messages", {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "tool", "name": "f"}}),
+        ("/v1/messages", {"tools": [CLAUDE_TOOL | {"strict": True}]}),
+        ("/v1/messages", {"messages": messages(ADDED), "tool_choice": {"type": "any"}}),
+    ],
+)
+def test_tools_are_bounded_where_the_engine_builds_them(path, body):
+    """A forced call or a strict tool, also one that a message adds, is built as a schema is."""
+    refusal = verdict(path, body)
+    assert isinstance(refusal, Refusal)
+    assert refusal.param == "tools"
+
+
+@pytest.mark.parametrize(
+    "path,body",
+    [
+        (CHAT, {"tools": [tool(ENDLESS)]}),
+        (CHAT, {"tools": [tool(ENDLESS, strict=False)], "tool_choice": "auto"}),
+        (CHAT, {"tools": [tool(ENDLESS), tool({}, strict=True)], "tool_choice": None}),
+        (CHAT, {"tools": [tool(ENDLESS)], "tool_choice": "none"}),
+        ("/v1/responses", {"tools": [RESPONSE_TOOL], "tool_choice": "auto"}),
+        ("/v1/messages", {"tools": [CLAUDE_TOOL], "tool_choice": {"type": "auto"}}),
+        ("/v1/messages", {"messages": messages(ADDED), "tool_choice": {"type": "none"}}),
+    ],
+)
+def test_tools_that_only_the_prompt_shows_may_be_large(path, body):
+    """A schema that the engine does not build is text, unless its arguments make it build all."""
+    assert verdict(path, body) == 1
+    raw = json.dumps(body).encode()
+    refusal = read_body(raw, ALLOWED[path]["POST"], plan(), every_tool=True)
+    assert isinstance(refusal, Refusal)
+    assert refusal.param == "tools"
+
+
+def test_thirty_tools_with_lists_of_a_thousand_pass():
+    """Bounds of a usual set of tools are not too large together, also where a call is forced."""
+    tools = [tool({"properties": {"a": {"type": "array", "maxItems": 1000}}})] * 30
+    assert verdict(CHAT, {"tools": tools, "tool_choice": "required"}) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments,every",
+    [
+        ({}, False),
+        ({"tool_strict_level": "function", "tool_call_parser": "hermes"}, False),
+        ({"tool_strict_level": "parameter"}, True),
+        ({"tool_call_parser": "cohere_command4"}, True),
+        ({"reasoning_parser": "cohere_command3"}, True),
+    ],
+)
+def test_the_engines_arguments_may_make_it_build_every_tool(arguments, every):
+    """The strictest level of vLLM does, and Cohere's parser."""
+    assert constrains_every_tool(arguments) is every
+
+
 def test_bounds_in_a_conversation_are_data():
     """A message that quotes a schema is text to the engine."""
     call = {"type": "tool_use", "id": "a", "name": "f", "input": ENDLESS}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [call]}]
-    assert verdict("/v1/messages", {"messages": messages}) == 1
+    assert verdict("/v1/messages", {"messages": messages(call)}) == 1
 
 
 @pytest.mark.parametrize("part", ["(", "[a", "{1", "a{2}", "(a{9}", "\\p{", "[^", "~1..2", " "])
