@@ -56,7 +56,10 @@ _NO_ANSWER = (
     "The schema, regular expression or grammar of this request cannot be followed: it allows no "
     "(further) token, or it does not compile."
 )
-_NO_MESSAGE = "A value of this request has no form in the engine: more than 64 bits, or no text."
+_NO_MESSAGE = (
+    "A value of this request has no form in the engine: an integer of more than 64 bits, or half of a "
+    "surrogate pair in a text."
+)
 
 
 class MeteredEngine(AsyncLLM):
