@@ -29,6 +29,7 @@ from rayserve.serving.ledger import (
     write_logging_config,
 )
 from rayserve.serving.load import EngineLoad
+from rayserve.serving.schemas import constrains_every_tool
 from rayserve.starts import LEDGER, identity
 
 logger = logging.getLogger("ray.serve")
@@ -86,7 +87,8 @@ class Engine:
             # As vLLM's own server does once it is up: collections pass over what stays for good.
             gc.collect()
             gc.freeze()
-        self._door = Door(app, None, is_draining=drain_probe())
+        every_tool = constrains_every_tool(vars(args))
+        self._door = Door(app, None, is_draining=drain_probe(), every_tool=every_tool)
         self._door.set_ready(True)
         memory = await self._engine.collective_rpc("rayserve_memory")
         record = ledger.line(identity(replica), memory, vllm.engine_facts(config))

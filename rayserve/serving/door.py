@@ -71,6 +71,8 @@ class DoorStats:
 class Door:
     """ASGI middleware in front of the engine's app; without a plan it knows no key and lets nobody in.
 
+    `every_tool`: the engine builds each tool of a body, as `schemas.constrains_every_tool` tells.
+
     Raises:
         HostError: the plan's key file cannot be used.
     """
@@ -83,11 +85,13 @@ class Door:
         clock: Clock = time.monotonic,
         is_draining: Callable[[], bool] = lambda: False,
         path_prefix: str = "",
+        every_tool: bool = False,
     ) -> None:
         self._app = app
         self._clock = clock
         self._is_draining = is_draining
         self._prefix = path_prefix.rstrip("/")
+        self._every_tool = every_tool
         self._started_at = clock()
         self._ready = False
         self._in_flight = 0
@@ -187,7 +191,7 @@ class Door:
             if isinstance(raw, Refusal):
                 await self._refuse(send, raw, path)
                 return
-            wanted = read_body(raw, route, self._plan)
+            wanted = read_body(raw, route, self._plan, every_tool=self._every_tool)
             if not isinstance(wanted, Refusal) and wanted > held:
                 wanted = self._check_room(account, wanted - held) or wanted
             if isinstance(wanted, Refusal):

@@ -50,13 +50,17 @@ WARMUP_TOKENS = 8
 _begun_states: ContextVar[list[RequestState]] = ContextVar("begun_states")
 """Takes the states of the request that a metered stream is about to add."""
 
-# vLLM ends such a request with the finish reason `error`: on a healthy engine no other, except where
-# a connector failed to load its KV cache.
+# vLLM ends such a request with the finish reason `error`. It ends others so too, for which this would
+# be the wrong answer: where a connector lost a KV cache, and where the cached output of an encoder is
+# lost or is another's. `MeteredEngine.generate` says it only where neither can be.
 _NO_ANSWER = (
     "The schema, regular expression or grammar of this request cannot be followed: it allows no "
     "(further) token, or it does not compile."
 )
-_NO_MESSAGE = "A value of this request has no form in the engine: more than 64 bits, or no text."
+_NO_MESSAGE = (
+    "A value of this request has no form in the engine: an integer of more than 64 bits, or half of a "
+    "surrogate pair in a text."
+)
 
 
 class MeteredEngine(AsyncLLM):
@@ -107,6 +111,7 @@ class MeteredEngine(AsyncLLM):
         guided = (
             sampling_params.structured_outputs is not None
             and self.vllm_config.kv_transfer_config is None
+            and not (isinstance(prompt, dict) and prompt.get("type") != "token")
         )
         return _charged(stream, delta=delta, guided=guided)
 

@@ -23,12 +23,15 @@ only inside a worker, where the error ends the engine. Pydantic's lax mode behin
     kv_transfer_params, ec_transfer_params  refused: name hosts and blocks inside the cluster
     vllm_xargs                              refused: reaches connectors and processors unchecked
     priority other than 0                   refused: jumps the queue
-    integers of more than 64 bits, half
-    surrogate pairs, anywhere               refused: the engine's processes cannot exchange them
+    half surrogate pairs, anywhere          refused: no tokenizer reads them, no answer can hold them
+    integers of more than 64 bits           left to the engine: where one would have to reach its
+                                            processes it is 400 (engine.MeteredEngine)
+    numbers of thousands of digits          refused: Python makes none
     background                              refused: work that outlives its request is not counted
     request_id, session_id                  <= 128 visible characters: they reach the logs
     schemas, expressions and grammars of
-    structured output and tools             what they unroll to is bounded: schemas.py
+    structured output, and of tools that
+    the engine builds                       what they unroll to is bounded: schemas.py
     stop, top_logprobs, logprobs, seed,
     min_tokens                              left to the engine, which answers 400
     cache_salt, documents, user, metadata   harmless
@@ -38,6 +41,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any, Final, NoReturn
 
 from rayserve.plan import DoorPlan
@@ -83,23 +87,28 @@ _CHECKED: Final = frozenset(
     (*_TOKEN_FIELDS, *_SEQUENCE_FIELDS, *_MAX_ENTRIES, *_FORBIDDEN, *_SPECIAL)
 )
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_MANY_DIGITS: Final = re.compile(rb"\d{19}")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_MIN_INTEGER: Final = -(2**63)
-_MAX_INTEGER: Final = 2**64 - 1
-_MAX_DIGITS: Final = 20
 _TOO_DEEP: Final = f"the body is nested more than {MAX_DEPTH} levels deep"
 _ID: Final = re.compile(rf"[\x21-\x7e]{{1,{MAX_ID_CHARACTERS}}}")
 
 
-def read_body(raw: bytes, route: Route, plan: DoorPlan) -> int | Refusal:
-    """How many sequences a body asks for, or why it is refused."""
+def read_body(
+    raw: bytes, route: Route, plan: DoorPlan, *, every_tool: bool = False
+) -> int | Refusal:
+    """How many sequences a body asks for, or why it is refused.
+
+    Args:
+        raw: the body as sent.
+        route: where it was sent to.
+        plan: the limits.
+        every_tool: the engine builds each tool: `schemas.constrains_every_tool`.
+    """
     body = parse(raw)
     if isinstance(body, Refusal):
         return body
     present = _CHECKED.intersection(body)
     refusal = _check_fields(body, present, plan) if present else None
-    fault = None if refusal else check_schemas(body)
+    fault = None if refusal else check_schemas(body, every_tool=every_tool)
     if fault is not None:
         place, message = fault
         refusal = _bad(f"`{place}` is too large for the engine: {message}", place)
@@ -112,9 +121,8 @@ def parse(raw: bytes) -> dict[str, Any] | Refusal:
     # The plain count takes in brackets within strings: only a large one is worth the exact one.
     if openers > MAX_CONTAINERS and count_containers(raw) > MAX_CONTAINERS:
         return _bad(f"the body has more than {MAX_CONTAINERS} arrays and objects")
-    whole = _wire_integer if _MANY_DIGITS.search(raw) else None
     try:
-        body = json.loads(raw.decode(), parse_constant=_refuse_constant, parse_int=whole)
+        body = json.loads(raw.decode(), parse_constant=_refuse_constant)
         if _SURROGATE.search(raw):
             json.dumps(body, ensure_ascii=False).encode()
     except RecursionError:
@@ -123,12 +131,12 @@ def parse(raw: bytes) -> dict[str, Any] | Refusal:
         return _bad("the body is not UTF-8")
     except UnicodeEncodeError:
         return _bad("a text of the body has half of a surrogate pair, which is no character")
-    except OverflowError:
-        return _bad("an integer of the body has more than 64 bits")
-    except ValueError as error:
-        # JSONDecodeError's own text quotes no input.
-        where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        return _bad(f"the body is not valid JSON{where}")
+    except json.JSONDecodeError as error:  # whose own text quotes no input
+        return _bad(f"the body is not valid JSON at character {error.pos}")
+    except ArithmeticError as error:
+        return _bad(f"the body is not valid JSON: {error}")
+    except ValueError:
+        return _bad(f"a number of the body has more than {sys.get_int_max_str_digits()} digits")
     if not isinstance(body, dict):
         return _bad("the body must be a JSON object")
     if openers > MAX_DEPTH and too_deep(body):
@@ -157,16 +165,8 @@ def too_deep(body: dict[str, Any]) -> bool:
     return True
 
 
-def _wire_integer(digits: str) -> int:
-    # The engine's processes exchange msgpack, whose integers are signed or unsigned of 64 bits.
-    # Of 5000 digits Python itself refuses to make a number.
-    if len(digits) <= _MAX_DIGITS and _MIN_INTEGER <= (number := int(digits)) <= _MAX_INTEGER:
-        return number
-    raise OverflowError
-
-
 def _refuse_constant(_: str) -> NoReturn:
-    raise ValueError("NaN and Infinity are not JSON")
+    raise ArithmeticError("NaN and Infinity are none of its numbers")
 
 
 def _bad(message: str, param: str | None = None) -> Refusal:

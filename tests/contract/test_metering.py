@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -136,6 +137,25 @@ async def test_a_grammar_that_allows_no_answer_is_the_requests_fault(books):
         await books.end("endless", task, made=1, reason="error")
     assert mine.tokens() == PROMPT_TOKENS + 1
     await books.end("broken", await books.begin("broken", "two"), made=1, reason="error")
+
+
+class Rendered(dict):
+    """A prompt as vLLM's renderer makes it, which can be a key."""
+
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("kind,refused", [("token", True), ("multimodal", False)])
+async def test_a_lost_image_is_not_blamed_on_the_grammar(books, kind, refused):
+    """With an image the same end may have another cause, and stays vLLM's 500."""
+    from vllm.exceptions import VLLMValidationError
+
+    account()
+    books.engine.abort = lambda *_, **__: asyncio.sleep(0)
+    prompt = Rendered(type=kind)
+    task = await books.begin(prompt, "one", grammar="root ::= root")
+    with pytest.raises(VLLMValidationError) if refused else nullcontext():
+        await books.end(prompt, task, made=1, reason="error")
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,6 @@ def test_a_batch_that_can_never_run_is_400(body, changes):
         b'{"a": NaN}',
         b'{"a": -Infinity}',
         b'{"a": 1' + b"0" * 5000 + b"}",
-        b'{"a": 18446744073709551616}',
-        b'{"a": [{"b": -9223372036854775809}]}',
         b'{"a": "\\ud800"}',
         b'{"a": ["x \\uDFFF\\ud83d y"]}',
         b'{"\\udc00": 1}',
@@ -202,6 +200,13 @@ def test_what_is_no_plain_json_object_is_refused(raw):
     assert refusal.status == 400
 
 
+def test_a_number_that_python_cannot_make_is_named():
+    """Thousands of digits are told as such, not as broken JSON."""
+    refusal = parse(b'{"a": 1' + b"0" * 5000 + b"}")
+    assert isinstance(refusal, Refusal)
+    assert "4300 digits" in refusal.message
+
+
 def test_nesting_up_to_the_limit_passes():
     """The body counts as one level, and brackets within strings as none."""
     inner = MAX_DEPTH - 1
@@ -220,9 +225,9 @@ def test_the_body_may_be_utf_8_with_any_text():
 
 
 def test_whole_integers_and_characters_pass():
-    """What has 64 bits, floats with many digits and both halves of a surrogate pair are fine."""
-    raw = b'{"a": [18446744073709551615, -9223372036854775808, 0.12345678901234567890123]}'
-    assert parse(raw) == {"a": [2**64 - 1, -(2**63), 0.12345678901234567890123]}
+    """Integers of any size that a schema may name, and both halves of a surrogate pair are fine."""
+    raw = b'{"a": [340282366920938463463374607431768211455, 0.12345678901234567890123]}'
+    assert parse(raw) == {"a": [2**128 - 1, 0.12345678901234567890123]}
     text = {"a": "\U0001f999", "b": "\\ud800 as text", "c": "1180591620717411303424"}
     assert parse(json.dumps(text).encode()) == text
 
