@@ -53,8 +53,10 @@ _LARK_COUNTS: Final = re.compile(r"~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?")
 _INLINE: Final = re.compile(r"\"\s*+:\s*+(\d[\d.eE+]*+)")
 _ESCAPED: Final = re.compile(r"\\(?:[pPuUx]\{[^}]{0,64}\}|.)", re.DOTALL)
 _RULE: Final = re.compile(r"(?:([\w.-]++)\s*+::=|\n[ \t]*+[?!]*+([\w-]++)(?:\.-?\d++)?\s*+:(?!:=))")
-_ATTRIBUTES: Final = re.compile(r"^[ \t]*+[?!]*+[\w.-]++\s*+[\[{]", re.MULTILINE)
-"""A name at the start of a line with brackets: Lark's `name[stop="…"]: …`."""
+_ATTRIBUTES: Final = re.compile(
+    r"^[ \t]*+[?!]*+[\w.-]++[ \t]*+(?:\[\s*+(?:\w++\s*+[=,\]]|#|//)|\{\s*+[A-Za-z_])", re.MULTILINE
+)
+"""A name at the start of a line with attributes or parameters: Lark's `name[stop="…"]: …`."""
 _WORD: Final = re.compile(r"[\w.-]++")
 _PLAIN_WORD: Final = re.compile(r"\w++")
 _TEXT: Final = re.compile(r"\"[^\"\n]*+\"|'[^'\n]*+'")

@@ -176,6 +176,7 @@ def test_rules_of_a_grammar_multiply(grammar):
             "grammar": f"start: UUID UUID DATE\nUUID: {LARK_UUID}\nDATE: /[0-9]{{4}}(-[0-9]{{2}}){{2}}/"
         },
         {"grammar": JSON_GRAMMAR},
+        {"grammar": f"root ::= (\n  hex{{8}} {UUID}\n  hex [0-9]{{8}}\n)\nhex ::= [0-9a-f]\n"},
     ],
 )
 def test_usual_schemas_pass(value):
