@@ -154,17 +154,26 @@ def _features(args: _Arguments, spec: ClusterSpec, profile: ModelProfile) -> Non
         args.add("enable_lora", True)
         args.add("max_lora_rank", spec.lora.max_rank)
         args.add("max_loras", len(spec.lora.adapters), "all adapters in one step")
+    check_images(spec, profile)
     if profile.multimodal:
         images = spec.limits.max_images
         args.add("limit_mm_per_prompt", {"image": images, "video": 0, "audio": 0})
-    elif spec.limits.max_images:
+    _offload(args, spec)
+
+
+def check_images(spec: ClusterSpec, profile: ModelProfile) -> None:
+    """Can the model take the images that requests may bring?
+
+    Raises:
+        SpecError: it is a text model.
+    """
+    if spec.limits.max_images and not profile.multimodal:
         raise SpecError(
             "a model that takes images",
             found=f"max_images: {spec.limits.max_images}, and a text model in config.json",
             do="remove max_images",
             where=spec.where("limits", "max_images"),
         )
-    _offload(args, spec)
 
 
 def _offload(args: _Arguments, spec: ClusterSpec) -> None:

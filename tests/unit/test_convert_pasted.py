@@ -108,6 +108,7 @@ SIZED = re.compile(r"tensor|-tp|-pp|cudagraph|compilation|kv-|dtype|specul|lora-
 def test_what_is_free_of_errors_can_be_planned(case):
     """A file that no finding of severity error stands above is refused by the plan for memory alone."""
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    config["num_hidden_layers"] = 16  # so that most fit, and are planned to the end
     options = {
         key: case[key] for key in ("version", "aim", "hosts", "gpus_per_host") if key in case
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayserve.errors import SpecError, Where
+from rayserve.planner.arguments import check_images
 from rayserve.planner.convert.draft import Draft
 from rayserve.planner.memory.simple import Cut
 from rayserve.planner.obstacles import Obstacles
@@ -22,6 +23,7 @@ FLAGS_OF = {
     "tensor": ("tensor_parallel_size",),
     "speculative": ("speculative_config",),
     "rope_scaling": ("rope_scaling", "hf_overrides"),
+    "max_images": ("limit_mm_per_prompt",),
 }
 """The flags that may stand behind a key that the plan refuses, by a part of the key."""
 
@@ -51,7 +53,9 @@ def judge_shape(draft: Draft, spec: ClusterSpec, architecture: Architecture | No
     cut = Cut(draft.get("parallelism.tensor", 1), draft.get("parallelism.pipeline", 1))
     try:
         config = draft.context.config
-        check_rope(spec, read_profile(config, Where("config.json")), config)
+        profile = read_profile(config, Where("config.json"))
+        check_rope(spec, profile, config)
+        check_images(spec, profile)
         check_guess(spec, architecture, draft.context.config)
         told = Obstacles(spec, architecture, draft.context.config, gpu).check(
             spec.node_pools[0], cut
