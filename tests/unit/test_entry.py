@@ -16,7 +16,7 @@ COMMANDS = {
     "plan": ["plan", "--dry-run", "inventories/demo"],
     "plan-json": ["plan", "--dry-run", "--json", "inventories/demo"],
     "convert": ["convert", "-"],
-    "check": ["check", "install"],
+    "check": ["check", "fabric"],
     "schema": ["schema", "reference"],
     "wrong-json": ["nosuch", "--json"],
 }
