@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import psutil
+import pytest
 
 from rayserve.serve_config import DEPLOYMENT
 from tests.ray_cluster import wait_until
@@ -119,6 +120,7 @@ def states(served: Served) -> list[str]:
     return sorted(replica["state"] for replica in replicas)
 
 
+@pytest.mark.timeout(ROUNDS * 300)
 def test_a_second_engine_comes_with_the_load_and_goes_without_cutting_a_stream():
     """1 → 2 while requests are above the target and a gang is free; back to 1; each stream whole."""
     with tempfile.TemporaryDirectory(prefix="rse-", dir="/tmp") as name:
