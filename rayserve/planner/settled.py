@@ -6,7 +6,7 @@ A plan is made from it, and so is every other way that a plan proposes: what wou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayserve.errors import RayserveError
@@ -43,6 +43,19 @@ class Weights:
     config: Mapping[str, Any] | None
     draft_config: Mapping[str, Any] | None
     stored: Mapping[str, int]
+    _read: dict[tuple[str, str], Architecture | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def architecture(self, spec: ClusterSpec, profile: ModelProfile) -> Architecture | None:
+        """The model layer by layer; None where it is not known.
+
+        Read once for each precision: what is tried in a spec's place seldom changes that.
+        """
+        key = (spec.precision.dtype, spec.precision.quantization)
+        if key not in self._read:
+            self._read[key] = known_architecture(spec, profile, self.config)
+        return self._read[key]
 
 
 @dataclass(frozen=True)
@@ -110,7 +123,7 @@ def settle(spec: ClusterSpec, weights: Weights, attempt: Try | None) -> Settled:
     label = accelerator_type(spec, pool, gpu)
     check_formats(spec, gpu)
     check_method(spec, profile)
-    architecture = known_architecture(spec, profile, weights.config)
+    architecture = weights.architecture(spec, profile)
     check_guess(spec, architecture, weights.config or {})
     fit = judge(spec, profile, architecture, gpu, weights.stored)
     obstacles = None

@@ -190,7 +190,7 @@ def _uniform(specs: Sequence[PageSpec]) -> bool:
         # vLLM has no spec for both kinds; as one type they still share a block table.
         if len({layer.kind for layer in local}) > 1:
             return False
-    return len({spec.shape for spec in specs}) == 1
+    return len({spec.shape for spec in set(specs)}) == 1
 
 
 def _same_type(specs: Sequence[PageSpec]) -> bool:

@@ -7,8 +7,8 @@ said to be unknown; nothing is guessed from its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rayserve.engine.models import UNCHANGED
@@ -53,6 +53,10 @@ class Architecture:
     quantization: Quantization | None
     assumed: tuple[str, ...] = ()
     """What the config leaves out and the family's published checkpoints supplied."""
+    weighed: dict[Hashable, int] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Bytes of a rank's weights that were reckoned before, by its place."""
 
 
 def read_architecture(

@@ -207,7 +207,9 @@ def replay(steps: Iterable[Step]) -> int:
 
 def weights_bytes(architecture: Architecture, place: Place) -> int:
     """Bytes of the weights on a rank, as vLLM prints them."""
-    return replay(allocations(architecture, place))
+    if place not in architecture.weighed:
+        architecture.weighed[place] = replay(allocations(architecture, place))
+    return architecture.weighed[place]
 
 
 def stage_weights(architecture: Architecture, place: Place) -> tuple[int, ...]:
