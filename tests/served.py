@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import psutil
 import yaml
 
 from rayserve.demo.model import make_model
@@ -215,3 +216,14 @@ class Served:
             )
 
         wait_until(settled, 60, "the door's new limits")
+
+
+def own_port(pid: int) -> int:
+    """The HTTP port of a replica's process, to which HAProxy sends."""
+    from ray.serve._private import constants
+
+    first = constants.RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT
+    last = constants.RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT
+    listening = psutil.Process(pid).net_connections(kind="tcp")
+    (port,) = {c.laddr.port for c in listening if c.status == "LISTEN"} & set(range(first, last))
+    return int(port)

@@ -20,7 +20,7 @@ from rayserve import inventory, planning
 from rayserve.serve_config import DEPLOYMENT
 from rayserve.starts import LEDGER, read_starts
 from tests.ray_cluster import wait_until
-from tests.served import Served, make_plan
+from tests.served import Served, make_plan, own_port
 
 MOST_TOKENS = 1500
 SPEC = {
@@ -333,21 +333,12 @@ def test_nothing_survives_a_replica_that_is_killed_outright(served):
     replaced(served, pid)
 
 
-def own_port(served: Served) -> int:
-    """The replica's own HTTP port, to which HAProxy sends."""
-    from ray.serve._private import constants
-
-    first = constants.RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT
-    last = constants.RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT
-    listening = psutil.Process(replica_pid(served)).net_connections(kind="tcp")
-    (port,) = {c.laddr.port for c in listening if c.status == "LISTEN"} & set(range(first, last))
-    return int(port)
-
-
 def test_deleting_the_application_drains_it(served):
     """A running stream ends whole; whoever still reaches the replica gets 503 and Retry-After."""
     direct = Served(served.plan, served.folder)
-    direct.url = f"http://127.0.0.1:{own_port(served)}{served.application['route_prefix']}"
+    direct.url = (
+        f"http://127.0.0.1:{own_port(replica_pid(served))}{served.application['route_prefix']}"
+    )
     body = {"prompt": "a", "max_tokens": 1}
     running = stream(served, MOST_TOKENS)
     served.ray.deploy({"applications": []})

@@ -4,22 +4,71 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import tempfile
 import threading
 import urllib.request
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from rayserve.serve_config import DEPLOYMENT
 from tests.ray_cluster import wait_until
-from tests.served import Served, make_plan
+from tests.served import Served, make_plan, own_port
 
-ROUNDS = 2
-"""A replica may be told to stop at the moment in which its last stream ends: that shows nothing."""
-REPLICAS = {"min": 1, "max": 2, "upscale_delay_s": 1, "downscale_delay_s": 3}
-TOKENS = 1500
+REPLICAS = {"min": 1, "max": 2, "upscale_delay_s": 1, "downscale_delay_s": 4}
+TOKENS = 3000
+"""Of a stream: many times the seconds that a replica takes to go once the load is low."""
+
+
+class Load:
+    """Requests that are held open until `close`: their answers are not read, so they cost little."""
+
+    def __init__(self, served: Served, requests: int) -> None:
+        self.served = served
+        self.open = [self.ask() for _ in range(requests)]
+
+    def ask(self) -> http.client.HTTPConnection:
+        """One request for an answer in one piece, on a connection of its own."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.served.plan.endpoint.port)
+        path = urlsplit(f"{self.served.url}/v1/completions").path
+        headers = {"Content-Type": "application/json", **self.served.headers}
+        connection.request("POST", path, json.dumps(question(self.served)), headers)
+        return connection
+
+    def keep(self) -> None:
+        """Ask again in place of each request that has been answered."""
+        answered, _, _ = select.select([one.sock for one in self.open], [], [], 0)
+        for number, connection in enumerate(self.open):
+            if connection.sock in answered:
+                connection.close()
+                self.open[number] = self.ask()
+
+    def reach(self, pid: int) -> bool:
+        """Whether that replica runs a request by now; else one request more.
+
+        HAProxy learns of a new replica a moment after Serve calls it running.
+        """
+        self.keep()
+        self.open.append(self.ask())
+        return runs_a_request(self.served, pid)
+
+    def close(self) -> None:
+        """Go away, as clients do: the engine ends what they asked for."""
+        for connection in self.open:
+            connection.close()
+
+
+def question(served: Served) -> dict[str, Any]:
+    """A request of a fixed number of tokens."""
+    return {
+        "model": served.model,
+        "prompt": "and then",
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+    }
 
 
 class Stream(threading.Thread):
@@ -34,24 +83,17 @@ class Stream(threading.Thread):
 
     def run(self) -> None:
         """Read to the end."""
-        body = {"model": self.served.model, "prompt": "and then", "max_tokens": TOKENS}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
         request = urllib.request.Request(
             f"{self.served.url}/v1/completions",
-            json.dumps(
-                {
-                    **body,
-                    "ignore_eos": True,
-                    "stream": True,
-                    "stream_options": {"include_usage": True},
-                }
-            ).encode(),
+            json.dumps(question(self.served) | streamed).encode(),
             {"Content-Type": "application/json", **self.served.headers},
         )
         try:
             with urllib.request.urlopen(request, timeout=240) as reply:
-                self.events = [
-                    line.decode().strip() for line in reply if line.startswith(b"data: ")
-                ]
+                for line in reply:
+                    if line.startswith(b"data: "):
+                        self.events.append(line.decode().strip())
         except OSError as error:
             self.error = repr(error)
 
@@ -70,57 +112,56 @@ class Late:
     def __init__(self, served: Served) -> None:
         self.served = served
         self.streams: list[Stream] = []
+        self.fill()
+
+    def fill(self) -> None:
+        """Begin a stream in place of each that has ended."""
+        open_now = sum(stream.is_alive() for stream in self.streams)
+        self.streams += [Stream(self.served) for _ in range(self.AT_ONCE - open_now)]
+
+    def begun(self) -> bool:
+        """Whether one has had its first token; one on the new replica need not wait for others."""
+        return any(stream.events for stream in self.streams)
 
     def pid_of_the_leaving(self) -> int | None:
         """Process of a replica that has been told to stop, once there is one; else more streams."""
-        replicas = self.served.ray.replicas(self.served.application["name"], DEPLOYMENT)
-        leaving = [int(replica["pid"]) for replica in replicas if replica["state"] == "STOPPING"]
+        leaving = [int(one["pid"]) for one in replicas(self.served) if one["state"] == "STOPPING"]
         if leaving:
             return leaving[0]
-        alive = sum(stream.is_alive() for stream in self.streams)
-        self.streams += [Stream(self.served) for _ in range(self.AT_ONCE - alive)]
+        self.fill()
         return None
 
 
 def runs_a_request(served: Served, pid: int) -> bool:
-    """Whether the engine of one replica runs a request, asked of that replica past the ingress.
-
-    A busy replica may not answer at once, or not at all: then it is not known.
-    """
-    path = f"{served.application['route_prefix']}/metrics"
-    connections = psutil.Process(pid).net_connections("tcp")
-    for port in {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
-        try:
-            connection.request("GET", path, headers=served.headers)
-            lines = connection.getresponse().read().decode(errors="replace").splitlines()
-        except (OSError, http.client.HTTPException):
-            continue  # a port of Ray's own
-        finally:
-            connection.close()
-        values = [x.rsplit(" ", 1)[1] for x in lines if x.startswith("vllm:num_requests_running{")]
-        if values:
-            return float(values[0]) > 0
-    return False
+    """Whether the engine of one replica runs a request, asked of that replica past the ingress."""
+    url = f"http://127.0.0.1:{own_port(pid)}{served.application['route_prefix']}/metrics"
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=served.headers), timeout=30
+    ) as reply:
+        lines = reply.read().decode().splitlines()
+    (running,) = (line for line in lines if line.startswith("vllm:num_requests_running{"))
+    return float(running.rsplit(" ", 1)[1]) > 0
 
 
-def held_a_stream(served: Served, pid: int) -> bool:
-    """Whether a replica that was told to stop is seen to run a request before its process ends."""
-    try:
-        return wait_until(
-            lambda: runs_a_request(served, pid), 60, "a stream on the leaving replica"
-        )
-    except psutil.NoSuchProcess:
-        return False
+def replicas(served: Served) -> list[dict[str, Any]]:
+    """All replicas, those that come and go among them."""
+    return served.ray.replicas(served.application["name"], DEPLOYMENT)
 
 
 def states(served: Served) -> list[str]:
     """States of all replicas."""
-    replicas = served.ray.replicas(served.application["name"], DEPLOYMENT)
-    return sorted(replica["state"] for replica in replicas)
+    return sorted(replica["state"] for replica in replicas(served))
 
 
-@pytest.mark.timeout(ROUNDS * 300)
+def second(served: Served, first: int, load: Load) -> int | None:
+    """Process of the second replica, once it runs; the load is kept up meanwhile."""
+    load.keep()
+    if states(served) != ["RUNNING"] * 2:
+        return None
+    return next(pid for one in replicas(served) if (pid := int(one["pid"])) != first)
+
+
+@pytest.mark.timeout(600)  # two engines start and run on what may be two cores
 def test_a_second_engine_comes_with_the_load_and_goes_without_cutting_a_stream():
     """1 → 2 while requests are above the target and a gang is free; back to 1; each stream whole."""
     with tempfile.TemporaryDirectory(prefix="rse-", dir="/tmp") as name:
@@ -129,21 +170,22 @@ def test_a_second_engine_comes_with_the_load_and_goes_without_cutting_a_stream()
             node_pools=[{"name": "local", "hosts": 1, "gpu": "cpu", "gpus_per_host": 2}],
             parallelism={"tensor": 1},
             replicas=REPLICAS,
-            limits={"max_num_seqs": 8, "max_model_len": 2048, "kv_cache_gib": 1},
+            limits={"max_num_seqs": 8, "max_model_len": 4096, "kv_cache_gib": 1},
+            timeouts={"drain_s": 120},
         )
         with Served(plan, Path(name), gangs=2) as served:
-            streams: list[Stream] = []
-            for _ in range(ROUNDS):
-                streams += [Stream(served) for _ in range(plan.scaling.target_in_flight + 6)]
-                wait_until(lambda: states(served) == ["RUNNING"] * 2, 200, "two running replicas")
-                late = Late(served)
-                pid = wait_until(late.pid_of_the_leaving, 200, "a replica that is given back")
-                streams += late.streams
-                if held := held_a_stream(served, pid):
-                    break
-            assert held
-            for stream in streams:
-                stream.join(240)
-            assert [stream.error for stream in streams if stream.error] == []
-            assert {stream.tokens() for stream in streams} == {TOKENS}
+            first = int(replicas(served)[0]["pid"])
+            assert not runs_a_request(served, first)
+            load = Load(served, plan.scaling.target_in_flight + 1)
+            new = wait_until(lambda: second(served, first, load), 200, "two running replicas")
+            wait_until(lambda: load.reach(new), 90, "a request on the second", period_s=1)
+            late = Late(served)  # shared out by HAProxy: as many requests for each of the two
+            wait_until(late.begun, 60, "first tokens of a stream")
+            load.close()
+            pid = wait_until(late.pid_of_the_leaving, 60, "a replica that is given back")
+            wait_until(lambda: runs_a_request(served, pid), 60, "a stream on the leaving replica")
+            for stream in late.streams:
+                stream.join(120)
+            assert [stream.error for stream in late.streams if stream.error] == []
+            assert {stream.tokens() for stream in late.streams} == {TOKENS}
             wait_until(lambda: states(served) == ["RUNNING"], 60, "one replica again")
