@@ -18,9 +18,12 @@ from rayserve.serve_config import DEPLOYMENT
 from tests.ray_cluster import wait_until
 from tests.served import Served, make_plan, own_port
 
-REPLICAS = {"min": 1, "max": 2, "upscale_delay_s": 1, "downscale_delay_s": 4}
-TOKENS = 3000
+REPLICAS = {"min": 1, "max": 2, "upscale_delay_s": 1, "downscale_delay_s": 3}
+STREAMS = 4
+"""HAProxy shares them out; one replica can take them all."""
+TOKENS = 3800
 """Of a stream: many times the seconds that a replica takes to go once the load is low."""
+WHOLE = 'vllm:request_success_total{engine="0",finished_reason="length"'
 
 
 class Load:
@@ -53,7 +56,7 @@ class Load:
         """
         self.keep()
         self.open.append(self.ask())
-        return runs_a_request(self.served, pid)
+        return running(self.served, pid) > 0
 
     def close(self) -> None:
         """Go away, as clients do: the engine ends what they asked for."""
@@ -104,43 +107,24 @@ class Stream(threading.Thread):
         return int(usage["completion_tokens"])
 
 
-class Late:
-    """A few streams at a time, begun while one of two replicas is about to go."""
-
-    AT_ONCE = 4
-
-    def __init__(self, served: Served) -> None:
-        self.served = served
-        self.streams: list[Stream] = []
-        self.fill()
-
-    def fill(self) -> None:
-        """Begin a stream in place of each that has ended."""
-        open_now = sum(stream.is_alive() for stream in self.streams)
-        self.streams += [Stream(self.served) for _ in range(self.AT_ONCE - open_now)]
-
-    def begun(self) -> bool:
-        """Whether one has had its first token; one on the new replica need not wait for others."""
-        return any(stream.events for stream in self.streams)
-
-    def pid_of_the_leaving(self) -> int | None:
-        """Process of a replica that has been told to stop, once there is one; else more streams."""
-        leaving = [int(one["pid"]) for one in replicas(self.served) if one["state"] == "STOPPING"]
-        if leaving:
-            return leaving[0]
-        self.fill()
-        return None
-
-
-def runs_a_request(served: Served, pid: int) -> bool:
-    """Whether the engine of one replica runs a request, asked of that replica past the ingress."""
+def metric(served: Served, pid: int, start: str) -> int:
+    """A figure of one replica's engine, asked of that replica past the ingress."""
     url = f"http://127.0.0.1:{own_port(pid)}{served.application['route_prefix']}/metrics"
-    with urllib.request.urlopen(
-        urllib.request.Request(url, headers=served.headers), timeout=30
-    ) as reply:
+    request = urllib.request.Request(url, headers=served.headers)
+    with urllib.request.urlopen(request, timeout=60) as reply:
         lines = reply.read().decode().splitlines()
-    (running,) = (line for line in lines if line.startswith("vllm:num_requests_running{"))
-    return float(running.rsplit(" ", 1)[1]) > 0
+    (line,) = (line for line in lines if line.startswith(start))
+    return int(float(line.rsplit(" ", 1)[1]))
+
+
+def running(served: Served, pid: int) -> int:
+    """Requests in the batch of a replica's engine."""
+    return metric(served, pid, "vllm:num_requests_running{")
+
+
+def whole(served: Served, pid: int) -> int:
+    """Answers of a replica that had all the tokens asked for."""
+    return metric(served, pid, WHOLE)
 
 
 def replicas(served: Served) -> list[dict[str, Any]]:
@@ -171,21 +155,23 @@ def test_a_second_engine_comes_with_the_load_and_goes_without_cutting_a_stream()
             parallelism={"tensor": 1},
             replicas=REPLICAS,
             limits={"max_num_seqs": 8, "max_model_len": 4096, "kv_cache_gib": 1},
-            timeouts={"drain_s": 120},
+            timeouts={"drain_s": 200},
         )
         with Served(plan, Path(name), gangs=2) as served:
             first = int(replicas(served)[0]["pid"])
-            assert not runs_a_request(served, first)
+            assert running(served, first) == 0
             load = Load(served, plan.scaling.target_in_flight + 1)
             new = wait_until(lambda: second(served, first, load), 200, "two running replicas")
             wait_until(lambda: load.reach(new), 90, "a request on the second", period_s=1)
-            late = Late(served)  # shared out by HAProxy: as many requests for each of the two
-            wait_until(late.begun, 60, "first tokens of a stream")
+            streams = [Stream(served) for _ in range(STREAMS)]
+            wait_until(lambda: any(stream.events for stream in streams), 60, "a first token")
             load.close()
-            pid = wait_until(late.pid_of_the_leaving, 60, "a replica that is given back")
-            wait_until(lambda: runs_a_request(served, pid), 60, "a stream on the leaving replica")
-            for stream in late.streams:
-                stream.join(120)
-            assert [stream.error for stream in late.streams if stream.error] == []
-            assert {stream.tokens() for stream in late.streams} == {TOKENS}
+            before = whole(served, first)
+            wait_until(lambda: "STOPPING" in states(served), 60, "a replica that is given back")
+            assert all(stream.is_alive() for stream in streams)
+            for stream in streams:
+                stream.join(200)
+            assert [stream.error for stream in streams if stream.error] == []
+            assert {stream.tokens() for stream in streams} == {TOKENS}
+            assert whole(served, first) - before < STREAMS, "the one that left had none"
             wait_until(lambda: states(served) == ["RUNNING"], 60, "one replica again")
