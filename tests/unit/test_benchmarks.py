@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks import bad_bodies, bad_sockets, hostile_files, overhead, planner_hostile
+from benchmarks import bad_bodies, bad_sockets, hostile_files, overhead, planner_hostile, stacks
 from benchmarks.child import Child
 from benchmarks.load import OUTPUT_TOKENS, PROMPT_WORDS, prompts, request_body
 from benchmarks.soak import CUT_SHARE, jobs
-from benchmarks.stacks import server_flags
+from benchmarks.stacks import Stack, server_flags
 from benchmarks.wire import Reply
 from rayserve.bench import Round
 from tests.bad_requests import load
@@ -96,6 +97,29 @@ def test_arguments_become_flags_of_vllms_server():
         "--enforce-eager", "--no-trust-remote-code", "--seed", "0", "--a-list", "x", "y",
         "--override-generation-config", '{"top_k": 4}',
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "dead, script",
+    [
+        (False, "trap 'sleep 60 & exit' INT; echo begun; sleep 60 & wait"),
+        (True, "echo begun; sleep 60 &"),
+    ],
+)
+def test_no_process_of_a_server_outlives_it(tmp_path, monkeypatch, dead, script):
+    """A child begun while an interrupted server ends, or left by a dead one, is ended too."""
+    monkeypatch.setattr(stacks, "CHILDREN_LIMIT_S", 0.1)
+    server = subprocess.Popen(
+        ["bash", "-c", script], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert server.stdout is not None
+    with server.stdout as pipe:
+        pipe.readline()
+        if dead:
+            server.wait(5)
+        Stack("vllm", plan=None, folder=tmp_path, process=server).stop()
+        ended, _, _ = select.select([pipe], [], [], 5)
+    assert ended, "the pipe ends with the last process that holds it"
 
 
 @pytest.mark.parametrize(
