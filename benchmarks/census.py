@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import open_files
 from rayserve.bench import Census
 from tests.ray_cluster import wait_until
-from tests.served import Served
+from tests.served import Served, metrics
 
 REPLICA = "ray::ServeReplica"
 SERVING = (REPLICA, "VLLM::", "ray::ServeController", "ray::ProxyActor", "ray::HAProxy", "haproxy")
@@ -47,25 +44,6 @@ class Count:
     replica_pid: int
 
 
-def gauges(served: Served) -> dict[str, float]:
-    """The engine's gauges and counters by name, summed over labels."""
-    url = urlsplit(served.url)
-    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=30)
-    try:
-        connection.request("GET", f"{url.path}/metrics", headers=served.headers)
-        reply = connection.getresponse()
-        text = reply.read().decode()
-    finally:
-        connection.close()
-    if reply.status != 200:
-        raise RuntimeError(f"/metrics answered {reply.status}: {text[:200]}")
-    out: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            out[sample.name] = out.get(sample.name, 0.0) + sample.value
-    return out
-
-
 def wait_idle(served: Served, timeout_s: float = 60) -> None:
     """Wait until the engine has no request.
 
@@ -74,7 +52,7 @@ def wait_idle(served: Served, timeout_s: float = 60) -> None:
     """
 
     def idle() -> bool:
-        values = gauges(served)
+        values = metrics(served)
         return values["vllm:num_requests_running"] + values["vllm:num_requests_waiting"] == 0
 
     wait_until(idle, timeout_s, "an idle engine")
@@ -108,7 +86,7 @@ def take(served: Served) -> Count:
     members = _members(served)
     serving = _serving(members)
     replicas = [process.pid for process, title in serving if title.startswith(REPLICA)]
-    values = gauges(served)
+    values = metrics(served)
     return Count(
         serving=_census((process for process, _ in serving), values),
         everything=_census((process for process, _ in members), values),

@@ -40,7 +40,7 @@ from rayserve.bench import (
     split_events,
     verdict,
 )
-from tests.served import Served
+from tests.served import Served, metrics
 
 REQUESTS = 1000
 ROUNDS = 2
@@ -147,7 +147,7 @@ async def load(served: Served, work: Sequence[Job]) -> Load:
     task = asyncio.create_task(run_jobs(served, work, CONCURRENCY))
     running, kv_usage = 0, 0.0
     while not (await asyncio.wait({task}, timeout=SAMPLE_S))[0]:
-        values = await asyncio.to_thread(census.gauges, served)
+        values = await asyncio.to_thread(metrics, served)
         running = max(running, int(values["vllm:num_requests_running"]))
         kv_usage = max(kv_usage, values["vllm:kv_cache_usage_perc"])
     return Load(await task, time.monotonic() - began, running, kv_usage)

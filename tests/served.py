@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from rayserve.demo.model import make_model
 from rayserve.haproxy import haproxy_files
@@ -227,3 +228,33 @@ def own_port(pid: int) -> int:
     listening = psutil.Process(pid).net_connections(kind="tcp")
     (port,) = {c.laddr.port for c in listening if c.status == "LISTEN"} & set(range(first, last))
     return int(port)
+
+
+def metrics(served: Served, port: int | None = None, **labels: str) -> dict[str, float]:
+    """The engine's gauges and counters by name, summed over the samples that carry `labels`.
+
+    Args:
+        served: the running product.
+        port: of one replica, which then is asked past the ingress.
+        labels: what a sample must carry to count.
+
+    Raises:
+        RuntimeError: /metrics was not answered with 200.
+    """
+    path = f"{served.application['route_prefix'].rstrip('/')}/metrics"
+    http_port = port or served.plan.endpoint.port
+    connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=60)
+    try:
+        connection.request("GET", path, headers=served.headers)
+        reply = connection.getresponse()
+        text = reply.read().decode()
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise RuntimeError(f"/metrics answered {reply.status}: {text[:200]}")
+    figures: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if labels.items() <= sample.labels.items():
+                figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
+    return figures

@@ -43,7 +43,7 @@ class Weights:
     config: Mapping[str, Any] | None
     draft_config: Mapping[str, Any] | None
     stored: Mapping[str, int]
-    _read: dict[tuple[str, str], Architecture | None] = field(
+    _architectures: dict[tuple[str, str], Architecture | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -53,9 +53,9 @@ class Weights:
         Read once for each precision: what is tried in a spec's place seldom changes that.
         """
         key = (spec.precision.dtype, spec.precision.quantization)
-        if key not in self._read:
-            self._read[key] = known_architecture(spec, profile, self.config)
-        return self._read[key]
+        if key not in self._architectures:
+            self._architectures[key] = known_architecture(spec, profile, self.config)
+        return self._architectures[key]
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ import pytest
 
 from rayserve.serve_config import DEPLOYMENT
 from tests.ray_cluster import wait_until
-from tests.served import Served, make_plan, own_port
+from tests.served import Served, make_plan, metrics, own_port
 
 REPLICAS = {"min": 1, "max": 2, "upscale_delay_s": 1, "downscale_delay_s": 3}
 STREAMS = 4
 """HAProxy shares them out; one replica can take them all."""
 TOKENS = 3800
 """Of a stream: many times the seconds that a replica takes to go once the load is low."""
-WHOLE = 'vllm:request_success_total{engine="0",finished_reason="length"'
 
 
 class Load:
@@ -107,24 +106,15 @@ class Stream(threading.Thread):
         return int(usage["completion_tokens"])
 
 
-def metric(served: Served, pid: int, start: str) -> int:
-    """A figure of one replica's engine, asked of that replica past the ingress."""
-    url = f"http://127.0.0.1:{own_port(pid)}{served.application['route_prefix']}/metrics"
-    request = urllib.request.Request(url, headers=served.headers)
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        lines = reply.read().decode().splitlines()
-    (line,) = (line for line in lines if line.startswith(start))
-    return int(float(line.rsplit(" ", 1)[1]))
-
-
 def running(served: Served, pid: int) -> int:
     """Requests in the batch of a replica's engine."""
-    return metric(served, pid, "vllm:num_requests_running{")
+    return int(metrics(served, own_port(pid))["vllm:num_requests_running"])
 
 
 def whole(served: Served, pid: int) -> int:
     """Answers of a replica that had all the tokens asked for."""
-    return metric(served, pid, WHOLE)
+    figures = metrics(served, own_port(pid), finished_reason="length")
+    return int(figures["vllm:request_success_total"])
 
 
 def replicas(served: Served) -> list[dict[str, Any]]:
