@@ -174,11 +174,11 @@ def _rank_candidates(files: Files, others: list[str], *, as_json: bool) -> None:
 @click.option("--systemd", is_flag=True, help="Print KEY=VALUE lines, for an EnvironmentFile.")
 def env(plan_file: str, *, as_json: bool, systemd: bool) -> None:
     """Print what every Ray node needs in its environment before Ray starts."""
-    from rayserve.ingress import node_environment
+    from rayserve.ingress import shell_environment
     from rayserve.inventory import read_plan
     from rayserve.planner.render import environment_lines
 
-    values = node_environment(read_plan(plan_file))
+    values = shell_environment(read_plan(plan_file))
     click.echo(environment_lines(values, as_json=as_json, systemd=systemd))
 
 

@@ -236,6 +236,12 @@ def _check_serves(
             found=_reason(status),
             do=_READ_THE_LOG + (left if status.has_replica else ""),
         )
+    if not status.state and status.beside:
+        raise StartError(
+            f"{app} in the config that Serve was given last",
+            found=f"another one, with {', '.join(status.beside)}: a second deploy came between",
+            do="deploy one at a time: the last one stands; to have this one, deploy it again",
+        )
     if status.state != "RUNNING":
         raise _NotYet(f"{status.state or 'nothing of that name'} {status.message}".strip())
     if not status.proxies_healthy:

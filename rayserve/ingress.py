@@ -23,6 +23,17 @@ def node_environment(plan: Plan) -> dict[str, str]:
     return values
 
 
+def shell_environment(plan: Plan) -> dict[str, str]:
+    """`node_environment`, and in any case whether Ray asks for a token.
+
+    Where nothing says so, a head asks for a token that lies in its user's home, and clients send none.
+
+    Raises:
+        HostError: as `node_environment`.
+    """
+    return {"RAY_AUTH_MODE": "disabled"} | node_environment(plan)
+
+
 def _command(name: str) -> str:
     """The absolute path of a command, first of all of this Python's."""
     own = Path(sysconfig.get_path("scripts")) / name

@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import itertools
 import os
 import shutil
+import signal
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -213,7 +215,9 @@ def check_places(paths: Iterable[Path]) -> None:
 
 
 def write_all(texts: dict[Path, str]) -> None:
-    """Write every file, or none: a failure puts back what was there. Two that write at once do not mix their files.
+    """Write every file, or none: a failure or Ctrl-C puts back what was there, and SIGTERM waits for the end.
+
+    Two that write at once do not mix their files. What is killed (SIGKILL) may; its drafts go with the next write.
 
     Raises:
         UsageError: as `check_places`.
@@ -225,7 +229,8 @@ def write_all(texts: dict[Path, str]) -> None:
     for path in texts:
         _check_place(path)
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in texts}
-    done: list[Path] = []
+    begun: list[Path] = []
+    whole = False
     at = next(iter(texts), Path())
     locks = contextlib.ExitStack()
     try:
@@ -235,6 +240,9 @@ def write_all(texts: dict[Path, str]) -> None:
         for folder in sorted({path.parent for path in texts}):
             at = folder
             locks.enter_context(_locked(folder))
+        locks.enter_context(_undisturbed())
+        for path in texts:
+            _remove_left_drafts(path)
         before = {path: path.read_bytes() if path.is_file() else None for path in texts}
         for path, text in texts.items():
             at = path
@@ -243,8 +251,9 @@ def write_all(texts: dict[Path, str]) -> None:
             at = path
             if before[path] is not None:
                 shutil.copymode(path, draft)
+            begun.append(path)
             draft.replace(path)
-            done.append(path)
+        whole = True
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         there = "free some space there" if full else "make its folder writable"
@@ -254,7 +263,7 @@ def write_all(texts: dict[Path, str]) -> None:
             do=f"{there}, or write elsewhere (--out, --html; of a check --textfile)",
         ) from None
     finally:
-        for path in done if len(done) < len(texts) else ():  # also where Ctrl-C came between
+        for path in () if whole else begun:
             old = before[path]
             with contextlib.suppress(OSError):
                 path.unlink() if old is None else _write(path, old)
@@ -275,6 +284,25 @@ def _locked(folder: Path) -> Iterator[None]:
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """SIGTERM and SIGHUP, which end a process at once, wait for the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _remove_left_drafts(path: Path) -> None:
+    """Remove drafts of a file whose writers are gone: the folder is held, so what lives does not write."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        writer = left.name.rpartition(".")[2]
+        if writer.isdecimal() and not Path("/proc", writer).exists():
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def _check_place(path: Path) -> None:

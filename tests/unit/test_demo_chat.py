@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,16 +14,18 @@ from rayserve.demo.chat import Answer, stream_answer
 from rayserve.errors import StartError
 
 WORDS = ["one ", "two ", "three "]
+MODELS_S = 0.5
 
 
 class Service(BaseHTTPRequestHandler):
-    """An OpenAI service of two routes, and of one answer."""
+    """An OpenAI service of two routes, of which the first is slow, and of one answer."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         self.server.seen.append(("models", self.client_address))
+        time.sleep(MODELS_S)
         self.answer(200, "application/json", json.dumps({"object": "list", "data": []}))
 
     def do_POST(self) -> None:
@@ -77,8 +80,8 @@ def test_an_answer_and_its_count(service):
 
 
 def test_the_client_is_loaded_before_the_clock_starts(service):
-    """The timed request goes over a connection that another one has opened."""
-    ask(service, [])
+    """The timed request goes over a connection that another one has opened, whose time does not count."""
+    assert ask(service, []).ttft_s < MODELS_S
     (before, first), (timed, second) = service.seen
     assert (before, timed) == ("models", "chat")
     assert first == second

@@ -162,6 +162,14 @@ def test_it_gives_up_and_says_on_what(states, refusal, told):
     assert [part for part in told if part not in str(error.value)] == []
 
 
+def test_another_deploy_in_between_ends_the_wait():
+    """An application that another config took away does not come back by waiting for it."""
+    serve = FakeServe(NOTHING, STARTING, replace(NOTHING, beside=("another",)))
+    with pytest.raises(StartError, match="another one, with another") as told:
+        run(serve)
+    assert "deploy it again" in str(told.value)
+
+
 def test_what_serves_is_taken_away_once_the_new_one_is_built():
     """Serve builds the new revision beside the old one, and only then is given it alone."""
     serve = FakeServe(OLD_SERVES, BUILDING, BUILT, BUILT, RUNNING)

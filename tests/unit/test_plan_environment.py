@@ -7,7 +7,9 @@ import subprocess
 
 import pytest
 
+from rayserve import ingress
 from rayserve.planner.render import environment_lines
+from tests.bad_specs import ROOT
 from tests.command import plan_files, run
 
 
@@ -27,6 +29,14 @@ def test_env_for_systemd_and_as_json(env):
     values = json.loads(run("env", plan_files(env)[0], "--json").output)
     assert dict(line.split("=", 1) for line in lines) == values
     assert int(values["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 600
+
+
+@pytest.mark.parametrize("name, mode", [("demo", "disabled"), ("example", "token")])
+def test_whether_ray_asks_for_a_token_is_always_said(monkeypatch, name, mode):
+    """Ray would else ask for a token that happens to lie in somebody's home, and its clients send none."""
+    monkeypatch.setattr(ingress, "_command", str)
+    plan = ROOT / "inventories" / name / "group_vars/all/plan.yml"
+    assert json.loads(run("env", plan, "--json").output)["RAY_AUTH_MODE"] == mode
 
 
 @pytest.mark.parametrize("content", ["a: [", "a: 1", "rayserve_plan: 3", ""])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 
 from benchmarks.hostile_files import safetensors
 from rayserve import inventory, planning
-from rayserve.errors import HostError, SpecError
+from rayserve.errors import SpecError
 from rayserve.plan import parse_plan
 from tests.bad_specs import ROOT
 from tests.command import plan_files, run
@@ -245,55 +244,6 @@ def test_no_spec(tmp_path):
     result = run("plan", tmp_path)
     assert result.exit_code == 2
     assert "rayserve plan inventories/" in result.output
-
-
-def test_a_replaced_file_keeps_its_mode_and_a_link_stays_one(tmp_path):
-    """Written anew is the content alone, of what the name points to."""
-    real, link = tmp_path / "real.yml", tmp_path / "link.yml"
-    real.write_text("old")
-    real.chmod(0o640)
-    link.symlink_to(real)
-    inventory.write_all({link: "new"})
-    assert link.is_symlink()
-    assert real.read_text() == "new"
-    assert real.stat().st_mode & 0o777 == 0o640
-
-
-def test_a_failure_half_way_restores_both_files(tmp_path):
-    """When the second file cannot be written, the first is as it was."""
-    first, second = tmp_path / "plan.yml", tmp_path / "serve.yml"
-    first.write_text("old plan")
-    second.mkdir()  # a folder cannot be replaced by a file
-    with pytest.raises(HostError):
-        inventory.write_all({first: "new plan", second: "new"})
-    assert first.read_text() == "old plan"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.yml", "serve.yml"]
-
-
-def test_a_failure_half_way_leaves_no_new_file(tmp_path):
-    """When there was no plan before, there is none after a failure."""
-    second = tmp_path / "serve.yml"
-    second.mkdir()
-    with pytest.raises(HostError):
-        inventory.write_all({tmp_path / "plan.yml": "new plan", second: "new"})
-    assert [path.name for path in tmp_path.iterdir()] == ["serve.yml"]
-
-
-def test_the_folder_is_held_while_files_are_written(tmp_path, monkeypatch):
-    """From the first file to the last nobody else gets the folder, so two specs do not mix; then it is free."""
-    folder, real, held = os.open(tmp_path, os.O_RDONLY), Path.replace, []
-
-    def replaced(draft, path):
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held.append(path.name)
-        return real(draft, path)
-
-    monkeypatch.setattr(Path, "replace", replaced)
-    inventory.write_all({tmp_path / "plan.yml": "new plan", tmp_path / "serve.yml": "new"})
-    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(folder)
-    assert held == ["plan.yml", "serve.yml"]
 
 
 @pytest.mark.parametrize("name", ["demo", "example"])
