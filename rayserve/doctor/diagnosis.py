@@ -24,6 +24,7 @@ from typing import Final
 from rayserve.doctor.lines import YEAR_S, Line, alarm_of, is_quiet, read_line, shown, time_of
 from rayserve.doctor.seen import Rest, Seen, causes
 from rayserve.doctor.signatures import CONFIDENCES, KERNEL_ELSEWHEN, Kind, Signature, signatures
+from rayserve.doctor.tracebacks import Part, Traceback, begun, goes_on
 from rayserve.doctor.verdicts import Evidence, Verdict
 
 NEAR_S: Final = 600.0
@@ -56,7 +57,10 @@ _WORKS = re.compile(
     re.IGNORECASE,
 )
 """The engine was seen to come up, or to answer."""
-_ALARMS = (b"error", b"exception", b"fatal", b"critical", b"panic", b"interrupt")
+_ALARMS = (
+    b"error", b"exception", b"fatal", b"critical", b"panic", b"interrupt", b"traceback (most",
+    b"check failed: ", b" c  ]", b"terminate called",
+)  # fmt: skip
 _ECHO = re.compile(
     r"received request \S+.{0,40}prompt|\bmessages=\[|engine \(v[\w.+-]+\) with config|non-default args|"
     r"\bnamespace\(|importing application .{1,80} with arguments|"
@@ -103,6 +107,14 @@ class _Source:
     """That line."""
     rest: Rest | None = None
     """What may still come of the message that was read last."""
+    traceback: Traceback | None = None
+    """The one that began last."""
+
+    def part(self, raw: bytes) -> Part:
+        """What the next line is for the traceback that is read, if one is."""
+        if self.traceback is None or not self.traceback.left:
+            return Part.OTHER
+        return self.traceback.part(raw)
 
 
 class Diagnosis:
@@ -130,7 +142,8 @@ class Diagnosis:
         for number, (raw, following) in enumerate(_with_next(lines), 1):
             if source.rest is not None and not source.rest.take(name, number, raw):
                 source.rest = None
-            if len(raw) < SHORTEST:
+            part = source.part(raw)
+            if len(raw) < SHORTEST or part is Part.HARMLESS:
                 recent.append(raw)
                 continue
             key = hash(raw.translate(None, _HEX))
@@ -142,8 +155,13 @@ class Diagnosis:
             progress, candidates = shape
             if progress and _WORKS.search(raw):
                 source.worked_line, source.worked = number, raw[:MOST_COMPARED]
-            if candidates is not None and (not candidates or self._may_match(raw, candidates)):
-                self._look(source, number, raw, following, candidates, recent)
+            if part is Part.END or (
+                candidates is not None and (not candidates or self._may_match(raw, candidates))
+            ):
+                ends = part is Part.END
+                self._look(
+                    source, number, raw, following, candidates or (), recent, ends_traceback=ends
+                )
             recent.append(raw)
 
     def _shape(self, raw: bytes) -> _Shape:
@@ -174,18 +192,21 @@ class Diagnosis:
         following: bytes,
         candidates: tuple[tuple[int, int], ...],
         recent: deque[bytes],
+        *,
+        ends_traceback: bool,
     ) -> None:
         """Look at one line closely."""
         line = read_line(raw)
         lowered = _ends(line.text.lower())
-        if _ECHO.search(lowered) or _SAID.match(line.message):
+        if _ECHO.search(lowered) or _SAID.match(line.message) or goes_on(lowered):
             return
+        source.traceback = begun(line, recent, source.traceback) or source.traceback
         if guesses := _GUESSES.search(lowered):
             lowered = lowered[: guesses.start()]
         numbers = self._matching(
             line, lowered, (recent[-1] if recent else b"", following), candidates
         )
-        alarm = "" if numbers else alarm_of(line)
+        alarm = "" if numbers else alarm_of(line, ends_traceback=ends_traceback)
         if not numbers and not alarm:
             return
         time_s = _time(source, number, line, recent)

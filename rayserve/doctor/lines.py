@@ -57,9 +57,15 @@ _PREFIXES = re.compile(
 )
 _JSON_TEXTS = ("message", "msg", "log", "MESSAGE", "exc_text", "event")
 _EXCEPTION = re.compile(
-    r"^(?:E +)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)(?:: (?!Traceback)|$)",
+    r"^(?:E +)?(?:[a-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Timeout|Expired|NotFound)"
+    r"(?:\([\w.]+\))?|Exception)(?:: (?!Traceback)|$)",
     re.MULTILINE,
 )
+_CRASH = re.compile(
+    r"\[[\d: ,.-]+ C(?: \d+)+\] |\.(?:cc|cpp|cu|h|hpp):\d+\]?:? .{0,300}?\b[Cc]heck failed: |"
+    r"^terminate called after throwing an instance of "
+)
+"""How Ray, and C++ that uses glog, word that they end themselves; the first is Ray's level, which ends the process."""
 _LEVEL_WITHIN: Final = 160
 _LOUD = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"
@@ -119,9 +125,12 @@ def time_of(text: str) -> float | None:
     return days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + int(second)
 
 
-def alarm_of(line: Line) -> str:
-    """Does a line tell of an error: `exception`, as Python does, `loud`, by its level; empty: it does not."""
-    if _EXCEPTION.search(line.message):
+def alarm_of(line: Line, *, ends_traceback: bool = False) -> str:
+    """Does a line tell of an error: `exception`, as Python and a crash do, `loud`, by its level; empty: it does not.
+
+    `ends_traceback`: it stands where a traceback has its exception, whatever that is called.
+    """
+    if ends_traceback or _EXCEPTION.search(line.message) or _CRASH.search(line.text):
         return "" if _QUIET.search(line.text, 0, _LEVEL_WITHIN) else "exception"
     loud = _LOUD.search(line.text, 0, _LEVEL_WITHIN)
     return "loud" if loud and not _QUIET.search(line.text, 0, loud.start()) else ""
