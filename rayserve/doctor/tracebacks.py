@@ -15,8 +15,8 @@ from typing import Final
 from rayserve.doctor.lines import Line, read_line
 
 HEAD: Final = "Traceback (most recent call last):"
-MOST_LINES: Final = 500
-"""Of one traceback, with those that other processes write between them: a recursion has as many frames."""
+MOST_BETWEEN: Final = 64
+"""Lines of other processes between two of a traceback."""
 _HEADING_WITHIN: Final = 8
 """Lines before a traceback in which the message is looked for that it belongs to."""
 _ENDS = re.compile(
@@ -61,21 +61,25 @@ class Traceback:
     """A traceback that is read, or the last one that was."""
 
     at: int
-    """Where its lines begin, behind what stands before each of them."""
+    """Where its lines begin, behind what stands before each of them, or before the first alone."""
     process: str
     harmless: bool
     """The message that it belongs to says that the program goes on."""
-    left: int = MOST_LINES
-    """Lines that may still come; 0: it has ended."""
+    nested: bool = False
+    """It is indented itself, as one of a group is."""
+    left: int = MOST_BETWEEN
+    """Lines of others that may still come before its next one; 0: it has ended."""
 
     def part(self, raw: bytes) -> Part:
         """What the next line of the log is for it."""
-        self.left -= 1
         line = read_line(raw)
         if line.process != self.process:
+            self.left -= 1
             return Part.OTHER
+        if line.text[:1].isspace() and not self.nested:
+            self.at = 0
         text = line.text[self.at :]
-        part = Part.FRAME
+        part, self.left = Part.FRAME, MOST_BETWEEN
         if text and not text[0].isspace():
             self.left = 0
             part = Part.END if _ENDS.match(text) else Part.OTHER
@@ -87,12 +91,14 @@ def begun(line: Line, recent: Sequence[bytes], before: Traceback | None) -> Trac
     at = line.text.find(HEAD)
     if at < 0 or line.text[at:].strip() != HEAD:
         return None
+    found = Traceback(at, line.process, harmless=False, nested=line.text[:1].isspace())
     for back in range(1, min(_HEADING_WITHIN, len(recent)) + 1):
         heading = read_line(recent[-back])
         if heading.process != line.process or not heading.message:
             continue
         if heading.message.startswith(_CHAINED):
-            return Traceback(at, line.process, before is not None and before.harmless)
-        harmless = _HEADING.search(heading.text.lower()) is not None
-        return Traceback(at, line.process, harmless)
-    return Traceback(at, line.process, harmless=False)
+            found.harmless = before is not None and before.harmless
+        else:
+            found.harmless = _HEADING.search(heading.text.lower()) is not None
+        break
+    return found

@@ -141,6 +141,30 @@ def test_an_exception_of_any_name_is_told(last):
         assert (verdict.first_error.line, verdict.first_error.text) == (at, before + last)
 
 
+def test_a_traceback_is_read_through_the_lines_of_others():
+    """Frames between which another process writes end in their exception; one that was cut is given up."""
+    frames = [f"(A pid=1) {line}" for line in STARTED_LATE.format("queue.Empty").splitlines()]
+    others = ["(B pid=2) queue.Full", "(B pid=2) step"]
+    first = diagnose("\n".join(one for frame in frames for one in (*others, frame))).first_error
+    assert first is not None
+    assert first.text == "(A pid=1) queue.Empty"
+    cut = "\n".join([*frames[:5], *others * 50, "(A pid=1) queue.Empty"])
+    assert diagnose(cut).word == "nothing"
+
+
+def test_a_traceback_that_begins_within_a_line_or_a_group_is_read():
+    """What stands before its first line alone, or before each as a group has it, hides no exception."""
+    lines = STARTED_LATE.format("queue.Empty").splitlines()[1:]
+    for log in (
+        ["ERROR 10-01 12:00:00 [a.py:1] a task broke: " + lines[0], *lines[1:]],
+        ["  | Odd (1 sub-exception)", *("    | " + line for line in lines)],
+    ):
+        first = diagnose("\n".join(log)).first_error
+        assert first is not None
+        assert first.text.endswith("queue.Empty")
+        assert diagnose("\n".join(log)).word == "unknown"
+
+
 @pytest.mark.parametrize(
     "last", ["SystemExit: 0", "and that was all: done", "2026-11-30 12:00:00 x"]
 )
