@@ -165,7 +165,7 @@ def check_images(spec: ClusterSpec, profile: ModelProfile) -> None:
     """Can the model take the images that requests may bring?
 
     Raises:
-        SpecError: it is a text model.
+        SpecError: it is a text model, or `engine_args` turns every image away.
     """
     if spec.limits.max_images and not profile.multimodal:
         raise SpecError(
@@ -173,6 +173,15 @@ def check_images(spec: ClusterSpec, profile: ModelProfile) -> None:
             found=f"max_images: {spec.limits.max_images}, and a text model in config.json",
             do="remove max_images",
             where=spec.where("limits", "max_images"),
+        )
+    if spec.limits.max_images and spec.engine_args.get("language_model_only") is True:
+        # vllm/config/multimodal.py, get_limit_per_prompt: 0 for every kind, whatever is written.
+        raise SpecError(
+            "an engine that takes the images of max_images",
+            found=f"max_images: {spec.limits.max_images}, and language_model_only: true, which sets "
+            "the limit of images to 0",
+            do="remove language_model_only, or max_images",
+            where=spec.where("engine_args", "language_model_only"),
         )
 
 

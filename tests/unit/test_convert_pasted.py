@@ -164,3 +164,49 @@ def test_a_model_of_an_id_needs_no_copy_of_its_config():
     assert "remove this line" not in re.sub(r"[\s#]+", " ", folder)
     with pytest.raises(SpecError):
         parse_spec(filled(folder.replace(line, "")), "cluster.yml", draft=True)
+
+
+@pytest.mark.parametrize(
+    "command, served, shown",
+    [
+        ("vllm serve /srv/m --served-model-name 'my model'", "my-model", "my model"),
+        ("vllm serve /srv/m --served-model-name 'a: b # c'", "a--b---c", "a: b # c"),
+        ("vllm serve /srv/m --served-model-name '\u202ebad'", "bad", "\\u202ebad"),
+        (f"vllm serve /srv/m --served-model-name {'x' * 130}", "x" * 128, "x" * 50),
+        ("vllm serve /srv/m --served-model-name 模型", "chat", "模型"),
+        ("vllm serve ./models/m", "m", "./models/m"),
+        ("vllm serve srv/models/m", "m", "srv/models/m"),
+        ("vllm serve s3://bucket/m", "m", "s3://bucket/m"),
+        ("vllm serve $MODEL", "chat", "MODEL"),
+        ("vllm serve /srv/m --served-model-name $NAME", "m", "NAME"),
+    ],
+)
+def test_a_name_that_changes_is_told(command, served, shown):
+    """Where clients would not find the name that vLLM serves, a finding has both names."""
+    found = convert(command)
+    assert at(spec_of(found.cluster_yml), "model.served_name") == served
+    (told,) = [item for item in found.findings if item.what.startswith("clients ask for")]
+    assert told.kind == "not_the_same"
+    assert f"`{served[:50]}" in told.what
+    assert shown in told.what.partition("no longer for")[2]
+    assert "\u202e" not in found.as_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["vllm serve /srv/m --served-model-name a.b/c_d-1", "vllm serve org/m", "vllm serve gpt2"],
+)
+def test_a_name_that_stays_is_not_told(command):
+    """A name that cluster.yml takes stands there as it is, without a finding."""
+    found = convert(command)
+    assert at(spec_of(found.cluster_yml), "model.served_name") == command.split()[-1]
+    assert not any(item.what.startswith("clients ask for") for item in found.findings)
+
+
+def test_an_adapter_with_another_name_is_told():
+    """An adapter whose name cluster.yml does not take is left out alone, and not called an error of vLLM's."""
+    found = convert("vllm serve /srv/m --enable-lora --lora-modules 'my sql=/srv/a' ok=/srv/b")
+    adapters = at(spec_of(found.cluster_yml), "lora.adapters")
+    assert adapters == [{"name": "ok", "path": "/srv/b"}]
+    assert any("adapter `my sql`" in item.what for item in found.findings)
+    assert "wrong_value" not in {item.kind for item in found.findings}

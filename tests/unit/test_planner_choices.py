@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayserve.errors import RayserveError
+from rayserve.errors import RayserveError, SpecError
 from rayserve.planner.views.terminal import table
 from tests.unit.plan_of import MODEL, config, plan
 
@@ -96,3 +96,25 @@ def test_images_are_limited(image_config):
     """A multimodal model gets an explicit limit of images, none by default."""
     args = plan(model=image_config).replica.engine_arguments()
     assert args["limit_mm_per_prompt"] == {"image": 0, "video": 0, "audio": 0}
+
+
+SEES = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": MODEL}
+
+
+@pytest.mark.parametrize("switch, images", [("false", 2), ("true", 0)])
+def test_the_switch_of_text_alone_is_taken(switch, images):
+    """`language_model_only` stands beside the number of images that it agrees with."""
+    limit = {"max_model_len: 16384": f"max_model_len: 16384\n    max_images: {images}"}
+    made = plan(f"  engine_args: {{language_model_only: {switch}}}\n", model=SEES, **limit)
+    assert made.replica.engine_arguments()["limit_mm_per_prompt"]["image"] == images
+
+
+def test_images_beside_an_engine_for_text_are_refused():
+    """`language_model_only` sets every limit to 0, so a number of images beside it is refused."""
+    limit = {"max_model_len: 16384": "max_model_len: 16384\n    max_images: 2"}
+    with pytest.raises(SpecError) as caught:
+        plan("  engine_args: {language_model_only: true}\n", model=SEES, **limit)
+    assert "max_images: 2" in caught.value.found
+    assert caught.value.do == "remove language_model_only, or max_images"
+    assert caught.value.where is not None
+    assert caught.value.where.key == "rayserve_cluster.engine_args.language_model_only"

@@ -1,6 +1,6 @@
 """What is this `vllm serve …` command line as a cluster.yml, and what is wrong with it?
 
-    text ──(engine.commands)──> flags ──(keys, features, legacy, model, surroundings)──> draft
+    text ──(engine.commands)──> flags ──(keys, features, images, legacy, model, surroundings)──> draft
          ──(history, price, pairs, shape)──> findings ──(parse_spec)──> a cluster.yml that the toolkit accepts
 
 Nothing is run, looked up or downloaded; a secret is never repeated. What the command line cannot say
@@ -23,6 +23,7 @@ from rayserve.planner.catalogue import CPU, Gpu, gpus, meant
 from rayserve.planner.convert import (
     features,
     history,
+    images,
     keys,
     legacy,
     model,
@@ -50,7 +51,7 @@ FORMAT = 1
 """Version of the JSON form; it grows when a key changes its meaning or goes."""
 AIMS = ("latency", "throughput")
 ORDER = {"error": 0, "warning": 1, "note": 2}
-HANDLERS = {**keys.HANDLERS, **features.HANDLERS, **legacy.HANDLERS}
+HANDLERS = {**keys.HANDLERS, **features.HANDLERS, **images.HANDLERS, **legacy.HANDLERS}
 MAX_REPAIRS = 40
 KEPT = ("name", "node_pools", "model", "endpoint")
 """Sections without which there is no cluster.yml; only keys below them may be taken out."""
@@ -183,6 +184,7 @@ def convert(
     price.judge_hardware(draft)
     price.judge_split(draft)
     pairs.judge_pairs(draft)
+    images.judge_images(draft)
     architecture = shape.architecture_of(draft)
     price.judge_aim(draft, architecture)
     yml = _accepted(draft)
@@ -252,7 +254,7 @@ def _carry_all(draft: Draft) -> None:
             "repeated",
             written,
             f"{written} stands there more than once",
-            why="vLLM takes the last one",
+            why="vLLM takes the last one, and what dots spell out before JSON",
             do="remove the others",
         )
 

@@ -203,40 +203,53 @@ class Draft:
 
 
 def settings(flags: tuple[Flag, ...]) -> tuple[list[Setting], list[str]]:
-    """The flags joined by name, in order, and the names that stand there more than once."""
+    """The flags joined by name, in order, and those that take the place of an earlier one."""
     joined: dict[str, Setting] = {}
     repeated: list[str] = []
     for flag in flags:
         old = joined.get(flag.name)
+        listed = flag.name in {"lora_modules", "middleware"}
+        spelled = dict(old.tree or {}) if old is not None else {}
+        twice = old is not None and not listed and flag.name != ""
         if flag.path:
-            tree = dict(old.tree or {}) if old is not None else {}
-            _graft(tree, flag.path, flag.values[-1] if flag.values else "true")
-            values = old.values if old is not None else ()
-            joined[flag.name] = Setting(flag.name, flag.written, values, flag.line, tree=tree)
-            continue
-        if old is not None and flag.name not in {"", "lora_modules", "middleware"} and not old.tree:
+            replaced = _graft(spelled, flag.path, flag.values[-1] if flag.values else "true")
+            twice = twice and (replaced or (old is not None and old.tree is None))
+            joined[flag.name] = Setting(flag.name, flag.written, (), flag.line, tree=spelled)
+        elif not spelled:  # vLLM reads what dots spell out last, so JSON beside it is undone
+            values = (*old.values, *flag.values) if old is not None and listed else flag.values
+            joined[flag.name] = Setting(flag.name, flag.written, values, flag.line, flag.negated)
+        if twice:
             repeated.append(flag.written)
-        values = flag.values
-        if old is not None and flag.name in {"lora_modules", "middleware"}:
-            values = (*old.values, *values)
-        tree_now = old.tree if old is not None else None
-        joined[flag.name] = Setting(
-            flag.name, flag.written, values, flag.line, flag.negated, tree_now
-        )
     return list(joined.values()), repeated
 
 
-def _graft(tree: dict[str, Any], path: tuple[str, ...], text: str) -> None:
+def _graft(tree: dict[str, Any], path: tuple[str, ...], text: str) -> bool:
+    """Add what a dotted flag spells out; whether it takes the place of what stood there."""
     *parents, last = path
-    for parent in parents:
-        inner = tree.get(parent)
-        tree[parent] = inner = dict(inner) if isinstance(inner, dict) else {}
-        tree = inner
+    value: Any
     if last.endswith("[]"):
-        old = tree.get(last[:-2])
-        tree[last[:-2]] = [*(old if isinstance(old, list) else []), *map(_loose, text.split(","))]
+        last, value = last[:-2], [_loose(item) for item in text.split(",")]
     else:
-        tree[last] = _loose(text)
+        value = _loose(text)
+    for key in reversed([*parents, last]):
+        value = {key: value}
+    return _merge(tree, value)
+
+
+def _merge(tree: dict[str, Any], more: Mapping[str, Any]) -> bool:
+    """Join as vLLM's recursive_dict_update does: mappings by key, lists end to end, else the later."""
+    replaced = False
+    for key, value in more.items():
+        old = tree.get(key)
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            tree[key] = dict(old)
+            replaced |= _merge(tree[key], value)
+        elif isinstance(old, list) and isinstance(value, list):
+            tree[key] = [*old, *value]
+        else:
+            replaced |= key in tree
+            tree[key] = value
+    return replaced
 
 
 def _loose(text: str) -> Any:
@@ -303,21 +316,21 @@ def switch(setting: Setting) -> bool:
 
 
 def mapping(setting: Setting) -> dict[str, Any]:
-    """The JSON object of a flag, with what dotted flags add.
+    """The JSON object of a flag, or what dotted flags spell out.
 
     Raises:
         BadValueError: it is no JSON object.
     """
-    found: Any = {}
-    if setting.values:
-        try:
-            found = json.loads(setting.text)
-        except (ValueError, RecursionError):
-            hint = "JSON takes double quotes: '{\"key\": 1}'" if "'" in setting.text else ""
-            raise BadValueError("a JSON object", hint) from None
-        if not isinstance(found, dict):
-            raise BadValueError("a JSON object")
-    return {**found, **(setting.tree or {})}
+    if setting.tree is not None:
+        return dict(setting.tree)
+    try:
+        found = json.loads(setting.text)
+    except (ValueError, RecursionError):
+        hint = "JSON takes double quotes: '{\"key\": 1}'" if "'" in setting.text else ""
+        raise BadValueError("a JSON object", hint) from None
+    if not isinstance(found, dict):
+        raise BadValueError("a JSON object")
+    return found
 
 
 def typed(setting: Setting) -> Any:
@@ -371,6 +384,11 @@ def shown(setting: Setting) -> str:
 
 
 def excerpt(text: str) -> str:
-    """A text as a message may show it: masked before it is cut, since a cut key has no longer its form."""
-    plain = veiled(text)
+    """A text as a message may show it: masked before it is cut, since a cut key has no longer its form.
+
+    What no screen shows, such as a mark that turns the direction of a text, is written as its escape.
+    """
+    plain = "".join(
+        char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in veiled(text)
+    )
     return plain if len(plain) <= MOST_SHOWN else plain[: MOST_SHOWN - 1] + "…"

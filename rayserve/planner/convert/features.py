@@ -21,7 +21,7 @@ from rayserve.planner.convert.draft import (
     whole,
 )
 from rayserve.planner.convert.keys import Handler, choice, owned, unsaid
-from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME
+from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME, PATTERNS
 from rayserve.spec.placeholders import PLACEHOLDER
 from rayserve.spec.rules import UNDESCRIBED
 
@@ -80,32 +80,6 @@ def _auto_tools(draft: Draft, setting: Setting) -> None:
 
 def _reasoning_parser(draft: Draft, setting: Setting) -> None:
     choice(draft, setting, "chat.reasoning_parser")
-
-
-def _images(draft: Draft, setting: Setting) -> None:
-    if "=" in setting.text and not setting.text.startswith("{"):
-        pairs = [item.partition("=") for item in setting.text.split(",")]
-        limits: dict[str, Any] = {
-            name.strip(): whole(count, human=False) for name, _, count in pairs
-        }
-    else:
-        limits = mapping(setting)
-    counts = {
-        name: value.get("count", 1) if isinstance(value, dict) else value
-        for name, value in limits.items()
-    }
-    if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
-        raise BadValueError("numbers of at least 0")
-    draft.carry(setting, "limits.max_images", counts.pop("image", 0))
-    if any(counts.values()):
-        names = ", ".join(sorted(name for name, count in counts.items() if count))
-        unsaid(
-            draft,
-            setting,
-            f"{names} of {setting.written} is left out",
-            "the toolkit takes images alone",
-            "serve sound and video by another way",
-        )
 
 
 def _speculative(draft: Draft, setting: Setting) -> None:
@@ -204,8 +178,17 @@ def _lora_modules(draft: Draft, setting: Setting) -> None:
     adapters = []
     for item in setting.values:
         name, path = _adapter(item)
-        if not re.fullmatch(MODEL_NAME, name):
+        if not name or not path:
             raise BadValueError("name=path, or JSON with name and path")
+        if not re.fullmatch(MODEL_NAME, name):
+            unsaid(
+                draft,
+                setting,
+                f"the adapter `{excerpt(name)}` is left out",
+                f"clients ask for it by its name, which here is {PATTERNS[MODEL_NAME]}; vLLM takes any",
+                "write it to lora.adapters under such a name, and change the name in the clients",
+            )
+            continue
         fitting = path.startswith("/") and not re.search(r"[{}$<>\n]", path)
         adapters.append({"name": name, "path": path if fitting else f"/{PLACEHOLDER}/{name}"})
         if not fitting:
@@ -216,9 +199,12 @@ def _lora_modules(draft: Draft, setting: Setting) -> None:
                 "found " + excerpt(path),
                 "copy it there, and write the folder",
             )
-    if not adapters:
+    if not setting.values:
         raise BadValueError("name=path, or JSON with name and path")
-    draft.carry(setting, "lora.adapters", adapters)
+    if adapters:
+        draft.carry(setting, "lora.adapters", adapters)
+    else:
+        draft.leave(setting)
 
 
 def _adapter(item: str) -> tuple[str, str]:
@@ -346,7 +332,6 @@ HANDLERS: dict[str, Handler] = {
     "generation_config": _generation_config,
     "hf_overrides": _overrides,
     "kv_offloading_size": _offload,
-    "limit_mm_per_prompt": _images,
     "lora_modules": _lora_modules,
     "max_lora_rank": _lora_rank,
     "max_loras": _counted,

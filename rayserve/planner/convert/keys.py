@@ -313,9 +313,10 @@ def _nodes(draft: Draft, setting: Setting) -> None:
 
 
 def _served_name(draft: Draft, setting: Setting) -> None:
-    if not setting.values:
+    seen = [name for name in setting.values if name and not _ELSEWHERE.search(name)]
+    if not seen:
         raise BadValueError("a name")
-    first, *others = setting.values
+    first, others = seen[0], setting.values[1:]
     draft.carry(setting, "model.served_name", first)
     if others:
         draft.find(

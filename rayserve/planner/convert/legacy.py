@@ -87,7 +87,7 @@ def _as_once_written(draft: Draft, setting: Setting) -> dict[str, Any]:
         certainty="read",
         source="vllm/config.py of 0.8.5 to 0.9.2",
     )
-    return {**found, **(setting.tree or {})}
+    return found
 
 
 def _literal(setting: Setting) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rayserve.planner.convert.draft import Draft, excerpt
-from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME
+from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME, PATTERNS
 from rayserve.spec.placeholders import PLACEHOLDER, unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES
 
@@ -22,29 +22,40 @@ def place_model(draft: Draft) -> None:
         draft.carry(given, key, "")
         draft.drop(key)
     _place_checkpoint(draft, written)
-    name = draft.get("model.served_name")
-    if name is None:
-        whole_name = "" if "REPLACE" in written or "$" in written else written
-        name = (
-            whole_name
-            if re.fullmatch(HF_ID, whole_name)
-            else whole_name.rstrip("/").rpartition("/")[2]
-        )
-        if written.startswith(("/", ".", "~")):
-            draft.find(
-                "note",
-                "not_the_same",
-                "",
-                f"clients ask for `{excerpt(name)}`, no longer for the path of the checkpoint",
-                why="vLLM takes the path for the name where --served-model-name is missing",
-                do="set model.served_name to what clients send",
-            )
-    fitting = re.sub(r"[^A-Za-z0-9._/-]", "-", name or "").lstrip("._/-")[:128]
-    draft.put("model.served_name", fitting if re.fullmatch(MODEL_NAME, fitting) else "chat")
+    _place_name(draft, written)
     why = "config.json of the checkpoint, beside this file: the plan reads it"
     if draft.get("model.hf_id"):
         why += "; or remove this line: the plan then fetches it"
     draft.hold("model.config", "config.json", why)
+
+
+def _place_name(draft: Draft, written: str) -> None:
+    """Set `model.served_name`, and tell where clients would not find what they ask vLLM for."""
+    flag, asked = draft.given.get("served_model_name"), draft.get("model.served_name")
+    whole_name = "" if "REPLACE" in written or "$" in written else written
+    leaf = whole_name.rstrip("/").rpartition("/")[2]
+    name = asked or (whole_name if re.fullmatch(HF_ID, whole_name) else leaf)
+    fitting = re.sub(r"[^A-Za-z0-9._/-]", "-", name).lstrip("._/-")[:128]
+    served = fitting if re.fullmatch(MODEL_NAME, fitting) else "chat"
+    draft.put("model.served_name", served)
+    theirs = asked or (flag.text if flag is not None else "") or written
+    if served == theirs or not theirs:
+        return
+    why = f"a name is {PATTERNS[MODEL_NAME]}; vLLM takes any"
+    if flag is not None and asked is None:
+        why = f"what {flag.written} says is not known here"
+    elif asked is None:
+        why = "vLLM takes the model as it is written for the name where --served-model-name is missing"
+    draft.find(
+        "note" if asked is None else "warning",
+        "not_the_same",
+        "" if asked is None or flag is None else flag,
+        f"clients ask for `{excerpt(served)}`, no longer for `{excerpt(theirs)}`",
+        why=why,
+        do="set model.served_name to what clients send"
+        if asked is None
+        else "change the name in the clients, or let the gateway rewrite it",
+    )
 
 
 def _place_checkpoint(draft: Draft, written: str) -> None:
