@@ -92,12 +92,24 @@ def test_the_size_of_an_image_is_told():
     assert silent(found) == []
 
 
-@pytest.mark.parametrize("value", ['{"image": {"depth": 2}}', '{"image": null}', '{"image": -1}'])
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"image": {"depth": 2}}',
+        '{"image": {"count": {}}}',
+        '{"image": null}',
+        '{"image": true}',
+        '{"image": -1}',
+        "image=x",
+        "",
+    ],
+)
 def test_what_vllm_refuses_of_an_image_is_refused(value):
     """An option that an image does not have, and what is no number, are wrong values."""
     found = converted(f"--limit-mm-per-prompt '{value}'")
     assert "wrong_value --limit-mm-per-prompt" in kinds(found)
     assert at(spec_of(found.cluster_yml), KEY) is None
+    assert silent(found) == []
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,7 @@ def test_a_model_of_an_id_needs_no_copy_of_its_config():
         ("vllm serve s3://bucket/m", "m", "s3://bucket/m"),
         ("vllm serve $MODEL", "chat", "MODEL"),
         ("vllm serve /srv/m --served-model-name $NAME", "m", "NAME"),
+        ("vllm serve /srv/m --served-model-name sk-Abcdef1234567890ABCDEF", "chat", "not shown"),
     ],
 )
 def test_a_name_that_changes_is_told(command, served, shown):

@@ -19,6 +19,8 @@ FLAG = "limit_mm_per_prompt"
 KEY = "limits.max_images"
 COUNT = "count"
 SIZES = {"width", "height"}
+UNREAD = {"wrong_value", "not_seen", "ambiguous"}
+"""Findings of a value that was left out as a whole, beside which no more is to tell."""
 SOURCE = f"vllm/config/multimodal.py of {VLLM_VERSION}"
 MOST = 999
 """Items of a kind in one request where vLLM is told no number (BaseDummyOptions, get_limit_per_prompt)."""
@@ -65,12 +67,13 @@ def _pairs(text: str) -> dict[str, Any]:
 
 def _count(value: Any) -> int | None:
     """How many; None where options are written without a number."""
-    count = value.get(COUNT) if isinstance(value, Mapping) and COUNT in value else value
-    if isinstance(count, Mapping):
-        return None
-    if not isinstance(count, int) or count < 0:
+    if isinstance(value, Mapping):
+        if COUNT not in value:
+            return None
+        value = value[COUNT]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise BadValueError("numbers of at least 0")
-    return int(count)
+    return value
 
 
 def _sizes(options: Any) -> list[str]:
@@ -104,6 +107,10 @@ def judge_images(draft: Draft) -> None:
         return
     kinds = _kinds(draft.context.config)
     if draft.get(KEY) is not None or (kinds is None and setting is None) or kinds == "":
+        return
+    if setting is not None and any(
+        item.flag == setting.written and item.kind in UNREAD for item in draft.findings
+    ):
         return
     version = draft.context.version
     known = version is None or version == Version.parse(VLLM_VERSION)

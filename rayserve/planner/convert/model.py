@@ -8,6 +8,7 @@ from rayserve.planner.convert.draft import Draft, excerpt
 from rayserve.spec.base import COMMIT, HF_ID, MODEL_NAME, PATTERNS
 from rayserve.spec.placeholders import PLACEHOLDER, unfilled
 from rayserve.spec.problem import CLOUD_SCHEMES
+from rayserve.veil import holds_secret
 
 FLAGS = {"model", "revision"}
 """Flags that are read here, when all others are known."""
@@ -36,16 +37,19 @@ def _place_name(draft: Draft, written: str) -> None:
     leaf = whole_name.rstrip("/").rpartition("/")[2]
     name = asked or (whole_name if re.fullmatch(HF_ID, whole_name) else leaf)
     fitting = re.sub(r"[^A-Za-z0-9._/-]", "-", name).lstrip("._/-")[:128]
-    served = fitting if re.fullmatch(MODEL_NAME, fitting) else "chat"
+    taken = re.fullmatch(MODEL_NAME, fitting) is not None and not holds_secret(fitting)
+    served = fitting if taken else "chat"
     draft.put("model.served_name", served)
     theirs = asked or (flag.text if flag is not None else "") or written
     if served == theirs or not theirs:
         return
     why = f"a name is {PATTERNS[MODEL_NAME]}; vLLM takes any"
-    if flag is not None and asked is None:
+    if flag is not None and asked is None and flag.text:
         why = f"what {flag.written} says is not known here"
     elif asked is None:
-        why = "vLLM takes the model as it is written for the name where --served-model-name is missing"
+        why = (
+            "without --served-model-name clients of vLLM send the model as its command line has it"
+        )
     draft.find(
         "note" if asked is None else "warning",
         "not_the_same",
