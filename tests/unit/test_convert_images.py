@@ -74,12 +74,21 @@ def test_what_is_the_same_is_not_told(flags, config):
     assert silent(converted(flags, config=config)) == []
 
 
-def test_sound_is_told_as_sound():
-    """A model that hears and does not see is not told to write a number of images."""
-    found = converted("", config=HEARS)
-    assert silent(found) == []
-    (told,) = [item for item in found.findings if item.what.startswith("the plan serves no sound")]
-    assert KEY not in told.do
+@pytest.mark.parametrize(
+    "flags, config, what",
+    [
+        ("", HEARS, "no sound"),
+        ("", {**SEES, "video_token_id": 7}, "no images and no video"),
+        ("""--limit-mm-per-prompt '{"image": 3}'""", {**SEES, "video_token_id": 7}, "no video"),
+        ("""--limit-mm-per-prompt '{"image": 3, "video": 0}'""", {**SEES, **HEARS}, "no sound"),
+    ],
+)
+def test_each_kind_that_the_model_takes_is_told(flags, config, what):
+    """What config.json shows the model to take, and no number is written of, is told by its name."""
+    found = converted(flags, config=config)
+    (told,) = [item for item in found.findings if item.what.startswith("the plan serves")]
+    assert told.what.startswith(f"the plan serves {what};")
+    assert (KEY in told.do) is ("images" in what)
 
 
 def test_the_size_of_an_image_is_told():
@@ -104,7 +113,7 @@ def test_the_size_of_an_image_is_told():
         "",
     ],
 )
-def test_what_vllm_refuses_of_an_image_is_refused(value):
+def test_what_is_no_number_of_images_is_refused(value):
     """An option that an image does not have, and what is no number, are wrong values."""
     found = converted(f"--limit-mm-per-prompt '{value}'")
     assert "wrong_value --limit-mm-per-prompt" in kinds(found)

@@ -19,21 +19,21 @@ FLAG = "limit_mm_per_prompt"
 KEY = "limits.max_images"
 COUNT = "count"
 SIZES = {"width", "height"}
-UNREAD = {"wrong_value", "not_seen", "ambiguous"}
-"""Findings of a value that was left out as a whole, beside which no more is to tell."""
 SOURCE = f"vllm/config/multimodal.py of {VLLM_VERSION}"
 MOST = 999
 """Items of a kind in one request where vLLM is told no number (BaseDummyOptions, get_limit_per_prompt)."""
+WORDS = {"image": "images", "video": "video", "audio": "sound"}
+VIDEO_TOKENS = ("video_token_id", "video_token_index")
+"""Keys of config.json by which models that take video name its place in a prompt."""
+ELSEWHERE = "serve sound and video by another way"
 WRITE = f"write `{KEY}`: the most images that one request may bring"
 
 
 def _limit(draft: Draft, setting: Setting) -> None:
     """Carry the number of images; leave out, and tell, what is no number of images."""
-    paired = setting.tree is None and "=" in setting.text and not setting.text.startswith("{")
-    limits = _pairs(setting.text) if paired else mapping(setting)
-    counts = {name: _count(value) for name, value in limits.items()}
-    sizes = _sizes(limits.get("image"))
-    if paired:
+    counts = _counts(setting)
+    sizes = _sizes(_limits(setting).get("image"))
+    if _paired(setting):
         _old_form(draft, setting)
     images = counts.pop("image", None)
     if images is not None:
@@ -55,14 +55,34 @@ def _limit(draft: Draft, setting: Setting) -> None:
             setting,
             f"{', '.join(others)[:100]} of {setting.written} is left out",
             "the toolkit takes images alone",
-            "serve sound and video by another way",
+            ELSEWHERE,
         )
 
 
-def _pairs(text: str) -> dict[str, Any]:
-    """The form of earlier releases: image=4,video=1."""
-    pairs = [item.partition("=") for item in text.split(",")]
+def _paired(setting: Setting) -> bool:
+    """Whether the value has the form of earlier releases: image=4,video=1."""
+    return (
+        setting.tree is None and "=" in setting.text and not setting.text.lstrip().startswith("{")
+    )
+
+
+def _limits(setting: Setting) -> dict[str, Any]:
+    """What is written of each kind."""
+    if not _paired(setting):
+        return mapping(setting)
+    pairs = [item.partition("=") for item in setting.text.split(",")]
     return {name.strip(): whole(count, human=False) for name, _, count in pairs}
+
+
+def _counts(setting: Setting) -> dict[str, int | None]:
+    """The number of each kind that is written; None where options are, without a number.
+
+    Raises:
+        BadValueError: vLLM would not take the value.
+    """
+    limits = _limits(setting)
+    _sizes(limits.get("image"))
+    return {str(name): _count(value) for name, value in limits.items()}
 
 
 def _count(value: Any) -> int | None:
@@ -100,39 +120,45 @@ def _old_form(draft: Draft, setting: Setting) -> None:
 
 
 def judge_images(draft: Draft) -> None:
-    """Tell where the command line lets requests bring images, and the cluster.yml none."""
+    """Tell of which kinds vLLM lets requests bring any number, and the plan none."""
     setting = draft.given.get(FLAG)
     if draft.get("engine_args.language_model_only") is True:
         _undone(draft)
         return
     kinds = _kinds(draft.context.config)
-    if draft.get(KEY) is not None or (kinds is None and setting is None) or kinds == "":
+    if setting is None and kinds is None:
         return
-    if setting is not None and any(
-        item.flag == setting.written and item.kind in UNREAD for item in draft.findings
-    ):
-        return
+    try:
+        counts = _counts(setting) if setting is not None else {}
+    except BadValueError:
+        return  # told already, and left out as a whole
+    missing = [kind for kind in (("image",) if kinds is None else kinds) if kind not in counts]
+    if "image" in counts and counts["image"] is None and kinds != ():
+        missing.insert(0, "image")
+    if missing:
+        _tell_missing(draft, setting, missing)
+
+
+def _tell_missing(draft: Draft, setting: Setting | None, missing: list[str]) -> None:
     version = draft.context.version
     known = version is None or version == Version.parse(VLLM_VERSION)
-    allowed = (
+    reasons = [
         f"vLLM {VLLM_VERSION} allows {MOST} of each kind where no number is written, or as many as the model takes"
         if known
         else f"what vLLM {version} allows where no number is written is not known here"
-    )
-    seen = kinds != "sound"
-    what = "images" if seen else "sound"
+    ]
+    if "image" in missing:
+        reasons.append(f"`{KEY}` is 0 where it is missing")
+    if missing != ["image"]:
+        reasons.append("the toolkit takes images alone")
+    by = setting.written if setting is not None else "the command line"
     draft.find(
         "warning",
         "not_the_same",
         setting if setting is not None else "",
-        f"the plan serves no {what}; "
-        + (
-            f"{setting.written} gives no number of them"
-            if setting is not None
-            else f"the model takes {what}, and the command line gives no number of them"
-        ),
-        why=f"{allowed}; `{KEY}` is 0 where it is missing",
-        do=WRITE if seen else "serve sound and video by another way",
+        f"the plan serves no {' and no '.join(WORDS[kind] for kind in missing)}; {by} gives no number",
+        why="; ".join(reasons),
+        do=WRITE if "image" in missing else ELSEWHERE,
         **({"certainty": "read", "source": SOURCE} if known else {}),
     )
 
@@ -155,8 +181,8 @@ def _undone(draft: Draft) -> None:
     )
 
 
-def _kinds(config: Mapping[str, Any]) -> str | None:
-    """`images`, `sound` or empty, as the plan reads config.json; None where it is not known."""
+def _kinds(config: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """What the model takes beside text, as config.json shows it; None where that is not known."""
     if not config:
         return None
     try:
@@ -164,9 +190,12 @@ def _kinds(config: Mapping[str, Any]) -> str | None:
     except SpecError:
         return None  # the plan says what is wrong with it
     if not profile.multimodal:
-        return ""
-    sound = isinstance(config.get("audio_config"), Mapping)
-    return "sound" if sound and not isinstance(config.get("vision_config"), Mapping) else "images"
+        return ()
+    hears = isinstance(config.get("audio_config"), Mapping)
+    sees = not hears or isinstance(config.get("vision_config"), Mapping)
+    films = any(isinstance(config.get(key), int) for key in VIDEO_TOKENS)
+    shown = (("image", sees), ("video", films), ("audio", hears))
+    return tuple(kind for kind, takes in shown if takes)
 
 
 HANDLERS: dict[str, Handler] = {FLAG: _limit}
