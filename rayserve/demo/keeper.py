@@ -87,12 +87,10 @@ class Keeper:
         return processes.descendants(psutil.Process())
 
     def _stop_all(self) -> None:
-        shared = processes.shared_memory(self._find())
         left = processes.stop(self._find, grace_s=GRACE_S, reap=self._reap)
         left += processes.stop(
             lambda: processes.marked(self._demo_id, self._temp_dir), grace_s=0.0, reap=self._reap
         )
-        processes.remove_unused(shared)
         for process in left:
             print(f"keeper: process {process.pid} does not end", file=sys.stderr, flush=True)
 

@@ -143,10 +143,7 @@ def sweep(demo_id: str, temp_dir: Path) -> list[int]:
     def find() -> list[psutil.Process]:
         return processes.marked(demo_id, str(temp_dir))
 
-    found = find()
-    shared = processes.shared_memory(found)
-    left = processes.stop(find, grace_s=keeper.GRACE_S) if found else []
-    processes.remove_unused(shared)
+    left = processes.stop(find, grace_s=keeper.GRACE_S)
     if temp_dir.name.startswith(host.TEMP_PREFIX):  # it may come from a file
         host.remove_tree(temp_dir)
     return [process.pid for process in left]

@@ -22,7 +22,12 @@ MARK = "RAYSERVE_DEMO_ID"
 """Environment variable that names the demo which started a process."""
 
 GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
+SHARED = "/dev/shm/"
+DELETED = " (deleted)"
+"""What the kernel writes behind the path of a file that is open and has no name any more."""
 POLL_S = 0.05
+FREEZE_S = 0.5
+"""For processes to stop where they are; one that is stuck in the kernel does not."""
 
 
 def descendants(root: psutil.Process) -> list[psutil.Process]:
@@ -72,17 +77,16 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def shared_memory(processes: Iterable[psutil.Process]) -> set[Path]:
-    """Files in /dev/shm that these processes have mapped."""
+    """Files in /dev/shm that these processes have mapped, or have open and are about to map."""
     found: set[Path] = set()
     for process in processes:
         try:
             lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+            names = [line.partition(SHARED)[2] for line in lines]
+            names += [path.partition(SHARED)[2] for path in _open_paths(process.pid)]
         except OSError:
             continue  # gone meanwhile
-        for line in lines:
-            _, slash, name = line.partition(" /dev/shm/")
-            if slash and not name.endswith(" (deleted)"):
-                found.add(Path("/dev/shm") / name)
+        found |= {Path(SHARED) / name for name in names if name and not name.endswith(DELETED)}
     return found
 
 
@@ -104,28 +108,56 @@ def stop(
 ) -> list[psutil.Process]:
     """End what `find` finds, asking first: SIGTERM, and after `grace_s` SIGKILL until none is left.
 
-    `find` is called again and again, since a process may start another while it is being stopped.
+    `find` is called again and again, since a process may start another while it is being stopped. The
+    shared memory that they had mapped, and that nobody else has, is removed.
 
     Returns:
         What is still there `kill_s` after the first SIGKILL: processes stuck in the kernel.
     """
-    for process in find():
-        _signal(process, signal.SIGTERM)
+    shared: set[Path] = set()
+    asked = _freeze(find, shared)
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        for process in asked:
+            _signal(process, number)
     deadline = time.monotonic() + grace_s
-    left = find()
-    while left and time.monotonic() < deadline:
+    while (left := find()) and time.monotonic() < deadline:
+        shared |= shared_memory(left)
         reap()
         time.sleep(POLL_S)
-        left = find()
     deadline = time.monotonic() + kill_s
     while left and time.monotonic() < deadline:
-        for process in left:
+        for process in _freeze(find, shared):
             _signal(process, signal.SIGKILL)
         reap()
         time.sleep(POLL_S)
         left = find()
     reap()
+    remove_unused(shared)
     return left
+
+
+def _freeze(find: Callable[[], list[psutil.Process]], shared: set[Path]) -> list[psutil.Process]:
+    """Stop all that `find` finds where they are, and add to `shared` what they have mapped.
+
+    One that runs on could map more between the look at its maps and the signal that ends it.
+    """
+    frozen: dict[int, psutil.Process] = {}
+    while new := [process for process in find() if process.pid not in frozen]:
+        for process in new:
+            _signal(process, signal.SIGSTOP)
+            frozen[process.pid] = process
+    deadline = time.monotonic() + FREEZE_S
+    while any(map(_runs, frozen.values())) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    shared |= shared_memory(frozen.values())
+    return list(frozen.values())
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -129,6 +129,43 @@ def test_the_mark_finds_what_a_killed_keeper_left(family):
         stranger.wait()
 
 
+SEGMENTS = """
+import signal, sys, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+name, held = sys.argv[1], []
+def more(*_):
+    held.append(shared_memory.SharedMemory(f"{name}-{len(held)}", create=True, size=4096))
+if sys.argv[2] == "asked":
+    signal.signal(signal.SIGTERM, more)
+else:
+    while len(held) < 20_000:
+        more()
+        print(flush=True) if len(held) == 1 else time.sleep(0.001)
+more()
+print(flush=True)
+time.sleep(600)
+"""
+"""A process that maps one more piece of shared memory when it is asked to end, or without pause."""
+
+
+@pytest.mark.parametrize("when", ["asked", "always"])
+def test_shared_memory_that_is_made_while_all_ends_goes_too(when):
+    """What is mapped until the last moment is found, however late it was made."""
+    name = f"rayserve-test-{os.getpid()}-{when}"
+    command = [sys.executable, "-c", SEGMENTS, name, when]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        one = psutil.Process(process.pid)
+
+        def find():
+            return [one] if processes.is_alive(one) else []
+
+        assert processes.stop(find, grace_s=0.3) == []
+    assert list(Path("/dev/shm").glob(f"{name}-*")) == []
+
+
 def test_a_reader_of_the_logs_is_not_ours(tmp_path):
     """A process of somebody else that has a file of the demo open is left alone."""
     log = tmp_path / "log"
