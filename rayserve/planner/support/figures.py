@@ -34,7 +34,8 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "kv_lora_rank": (0, 2**16), "q_lora_rank": (0, 2**16),
     "intermediate_size": (0, _WIDTH), "ffn_hidden_size": (0, _WIDTH),
     "moe_intermediate_size": (0, _WIDTH), "shared_expert_intermediate_size": (0, _WIDTH),
-    "vocab_size": (1, 2**24), "max_position_embeddings": (1, 2**31),
+    "vocab_size": (1, 2**24), "padded_vocab_size": (1, 2**24),
+    "max_position_embeddings": (1, 2**31),
     "n_routed_experts": (0, 2**16), "num_local_experts": (0, 2**16), "num_experts": (0, 2**16),
     "num_experts_per_tok": (0, 2**16), "n_shared_experts": (0, 2**10),
     "first_k_dense_replace": (0, MOST_LAYERS), "num_nextn_predict_layers": (0, MOST_LAYERS),
@@ -55,6 +56,8 @@ DTYPES = ("auto", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn", 
 AUTO_ROUND = ("auto-round", "auto_round", "inc")
 """Methods in which a group size of 0 stands for a scale a tensor."""
 TEXT_FIGURES = (("layers", LAYERS), ("width", HIDDEN), ("vocabulary", VOCAB))
+ONE_VALUE = frozenset(name for _, names in TEXT_FIGURES for name in names)
+"""Figures of the whole text model: never a list of one value a layer."""
 
 
 def check_figures(config: Mapping[str, Any], where: Where) -> None:
@@ -112,7 +115,7 @@ def _check_bounds(
         value = part.get(name)
         if value is None:
             continue
-        if not isinstance(value, list):
+        if not isinstance(value, list) or (lists and name in ONE_VALUE):
             _check_number(value, least if lists else 0, most, prefix + name, where)
             continue
         if len(value) > MOST_LAYERS:
