@@ -32,7 +32,7 @@ from tests.ray_cluster import wait_until
 
 DOOR_EVENTS = 20_000
 EVENT = b'data: {"choices":[{"index":0,"text":" word","finish_reason":null}]}\n\n'
-CONCURRENCIES = (1, 8)
+CONCURRENCIES = (1, 8, 32)
 SERVING = ("ray::ServeReplica", "haproxy", "VLLM::", "forkserver")
 """How the names of processes begin that a request needs."""
 

@@ -6,11 +6,10 @@
         cluster.placement_groups()                   # what holds, or waits for, which resources
         subprocess.run([...], env=cluster.environ)   # a child that finds this cluster
 
-The head is a child (`ray start --head --block`) in a session of its own, on free ports and with a
+The head is a child (`ray start --head --block`) in a process group of its own, on free ports and with a
 temporary folder of its own, so that any number of clusters, and a production Ray, may run beside
-it. `ray stop` is host-wide and is never used. Ray's daemons start sessions of their own, workers
-rewrite their command line, and an engine starts further children, so no single sign finds them
-all. A process belongs to the cluster when its environment carries the cluster's mark, or its
+it. `ray stop` is host-wide and is never used. Workers rewrite their command line, and an engine
+starts further children, so no single sign finds them all. A process belongs to the cluster when its environment carries the cluster's mark, or its
 command line names the cluster's temporary folder, or its parent belongs. Leaving the `with` block
 stops those, waits until none is left, and fails loudly when one is.
 
@@ -202,7 +201,7 @@ class RayCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,  # not a session: see benchmarks/stacks.py
             )
         self._nodes.append(node)
         return node

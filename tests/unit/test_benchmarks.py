@@ -109,9 +109,7 @@ def test_arguments_become_flags_of_vllms_server():
 def test_no_process_of_a_server_outlives_it(tmp_path, monkeypatch, dead, script):
     """A child begun while an interrupted server ends, or left by a dead one, is ended too."""
     monkeypatch.setattr(stacks, "CHILDREN_LIMIT_S", 0.1)
-    server = subprocess.Popen(
-        ["bash", "-c", script], stdout=subprocess.PIPE, start_new_session=True
-    )
+    server = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, process_group=0)
     assert server.stdout is not None
     with server.stdout as pipe:
         pipe.readline()
