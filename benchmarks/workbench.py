@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,14 +23,17 @@ PLAN_VARIABLE = "RAYSERVE_BENCH_PLAN"
 
 
 @contextmanager
-def workbench() -> Iterator[tuple[Plan, Path]]:
-    """A plan, and a folder that goes in the end. Its path is short: HAProxy's sockets lie in it."""
+def workbench(env: Mapping[str, str] | None = None) -> Iterator[tuple[Plan, Path]]:
+    """A plan, and a folder that goes in the end. Its path is short: HAProxy's sockets lie in it.
+
+    `env`: the environment of the demo model's engine.
+    """
     RUNS.mkdir(parents=True, exist_ok=True)
     # Being told to stop is a way out like any other: what was started is stopped on the way.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="rsb-", dir="/tmp") as name:
         given = os.environ.get(PLAN_VARIABLE)
-        yield (read_plan(given) if given else make_plan(Path(name))), Path(name)
+        yield (read_plan(given) if given else make_plan(Path(name), env=env or {})), Path(name)
 
 
 def write(name: str, text: str, stamp: str) -> Path:

@@ -344,11 +344,14 @@ NEMOTRON_CONFIG = {
 
 def aligned_by_vllm(folder, config, monkeypatch, *, kv_cache_dtype, block_size, prefix_caching):
     """The block size and padded state page that vLLM's platform code settles on."""
+    import torch
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms.interface import Platform
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
     (folder / "config.json").write_text(json.dumps(config))
+    # On a processor with it vLLM's CPU platform keeps states in float32, for kernels of its own.
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     engine = EngineArgs(
         model=str(folder),
         skip_tokenizer_init=True,
