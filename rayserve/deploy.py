@@ -130,7 +130,8 @@ def deploy(
         lambda: serve.status(app),
         DASHBOARD_S,
         needed="Ray's dashboard",
-        do="systemctl status ray; journalctl -u ray; `ss -ltnp` shows which program has the port",
+        do="start Ray on this host (`ray start --head`, or systemctl status ray; journalctl -u ray), or name its "
+        "dashboard's port with --dashboard-port; `ss -ltnp` shows which program has the port",
     )
     _check_alone(before)
     ordered = clock()
@@ -188,8 +189,19 @@ def _check_built(status: AppStatus, app: str) -> None:
             found=_reason(status),
             do="mend what it names, plan and deploy again",
         )
+    _check_there(status, app)
     if not status.built:
         raise _NotYet(f"{status.state or 'nothing of that name'} {status.message}".strip())
+
+
+def _check_there(status: AppStatus, app: str) -> None:
+    """Serve, which has taken a config with the application, still has it."""
+    if not status.state and status.beside:
+        raise StartError(
+            f"{app} in the config that Serve was given last",
+            found=f"another one, with {', '.join(status.beside)}: a second deploy came between",
+            do="deploy one at a time: the last one stands; to have this one, deploy it again",
+        )
 
 
 def _reason(status: AppStatus) -> str:
@@ -236,12 +248,7 @@ def _check_serves(
             found=_reason(status),
             do=_READ_THE_LOG + (left if status.has_replica else ""),
         )
-    if not status.state and status.beside:
-        raise StartError(
-            f"{app} in the config that Serve was given last",
-            found=f"another one, with {', '.join(status.beside)}: a second deploy came between",
-            do="deploy one at a time: the last one stands; to have this one, deploy it again",
-        )
+    _check_there(status, app)
     if status.state != "RUNNING":
         raise _NotYet(f"{status.state or 'nothing of that name'} {status.message}".strip())
     if not status.proxies_healthy:

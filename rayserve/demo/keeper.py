@@ -146,7 +146,9 @@ def start(
                     stdout=output,
                     stderr=output,
                     env=env,
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the demo alone
+                    # A Ctrl-C in the terminal is for the demo alone. Not a session: Linux schedules each as a
+                    # unit, and the demo's client then waits for a core while the engine polls.
+                    process_group=0,
                     pass_fds=(read_end, *pass_fds),
                 )
         finally:

@@ -21,6 +21,7 @@ _HEADING_WITHIN: Final = 8
 """Lines before a traceback in which the message is looked for that it belongs to."""
 _ENDS = re.compile(
     r"(?:[A-Za-z_]\w*\.)*(?!SystemExit\b|GeneratorExit\b)[A-Z]\w*(?:\([\w.]+\))?(?:: |:?$)"
+    r"|(?:[a-z_]\w*\.)+[a-z]\w*(?:: |:?$)"  # socket.gaierror, struct.error
 )
 """How an exception is written; the two that are left out end what was asked to end."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")

@@ -84,6 +84,16 @@ def test_the_end_of_the_lifeline_ends_everything(family):
     assert not temp_dir.exists()
 
 
+def test_a_keeper_hears_no_key_of_the_terminal_and_shares_its_session(family):
+    """Ctrl-C goes to the demo's process group alone; of two sessions Linux would let one starve."""
+    process, lifeline, pids, _ = family(600)
+    assert os.getpgid(process.pid) == process.pid != os.getpgrp()
+    assert os.getsid(process.pid) == os.getsid(0)
+    os.close(lifeline)
+    assert process.wait(20) == 0
+    assert alive(pids) == []
+
+
 def test_a_kept_family_outlives_the_lifeline_and_ends_on_sigterm(family):
     """After KEEP the closed lifeline means nothing; SIGTERM to the keeper ends everything."""
     process, lifeline, pids, temp_dir = family(600)

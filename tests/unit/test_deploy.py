@@ -170,6 +170,13 @@ def test_another_deploy_in_between_ends_the_wait():
     assert "deploy it again" in str(told.value)
 
 
+def test_another_deploy_in_between_ends_the_wait_for_the_building_too():
+    """The one that is overtaken says so at once, and does not wait for two minutes."""
+    serve = FakeServe(OLD_SERVES, BUILDING, replace(NOTHING, beside=("another",)))
+    with pytest.raises(StartError, match="a second deploy came between"):
+        run(serve)
+
+
 def test_what_serves_is_taken_away_once_the_new_one_is_built():
     """Serve builds the new revision beside the old one, and only then is given it alone."""
     serve = FakeServe(OLD_SERVES, BUILDING, BUILT, BUILT, RUNNING)

@@ -124,6 +124,8 @@ def test_a_start_of_ray_that_timed_out_is_named_and_not_its_ports():
         "jinja2.exceptions.Odd: x",
         "ray.exceptions.RayTaskError(OSError): ray::f() (pid=9)",
         "Flux: x",
+        "socket.gaierror: [Errno -7] odd",
+        "struct.error: x",
     ],
 )
 def test_an_exception_of_any_name_is_told(last):

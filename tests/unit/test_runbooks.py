@@ -10,6 +10,7 @@ import click
 import pytest
 
 from rayserve.cli import main
+from rayserve.doctor.signatures import signatures
 from rayserve.health.results import RUNBOOKS
 from tests.errors_of import error_of
 
@@ -28,9 +29,18 @@ def named_pages() -> set[str]:
     return found
 
 
-def test_every_page_that_a_check_names_is_there() -> None:
-    """A verdict's runbook is a file, and no file is without a check that names it."""
-    assert named_pages() == {page.stem for page in PAGES}
+def test_every_page_that_is_named_is_there() -> None:
+    """A verdict's runbook is a file, and no file is without a check or a signature that names it."""
+    named = {signature.runbook for signature in signatures()} - {""}
+    assert named_pages() | named == {page.stem for page in PAGES}
+
+
+@pytest.mark.parametrize("tag", ["kv-capacity", "oom-load", "oom-runtime", "preemption"])
+def test_what_does_not_fit_is_told_by_a_page_about_that(tag: str) -> None:
+    """A GPU without room is not the page of its memory's faults."""
+    pages = {signature.runbook for signature in signatures() if signature.tag == tag}
+    assert pages - {"", "gpu-memory-held"} == {"memory-fit"}
+    assert f"`{tag}`" in Path(RUNBOOKS, "memory-fit.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
