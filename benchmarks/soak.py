@@ -50,8 +50,8 @@ DISTINCT_PROMPTS = 40
 LEAVE_S = 0.02
 """A client that leaves before it has an answer leaves after this many seconds."""
 ENGINE = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
-"""On processors with AVX-512 the CPU engine multiplies through oneDNN, which by default keeps the kernels of 1024
-shapes, and each number of tokens in a step is another: hundreds of megabytes, over thousands of streams."""
+"""On processors with AVX-512 the CPU engine multiplies through oneDNN, which by default keeps the kernels of
+many shapes, and each number of tokens in a step is another: hundreds of megabytes, over thousands of streams."""
 SAMPLE_S = 5.0
 """Between two looks at the engine's gauges under load."""
 

@@ -6,12 +6,13 @@
         cluster.placement_groups()                   # what holds, or waits for, which resources
         subprocess.run([...], env=cluster.environ)   # a child that finds this cluster
 
-The head is a child (`ray start --head --block`) in a process group of its own, on free ports and with a
-temporary folder of its own, so that any number of clusters, and a production Ray, may run beside
-it. `ray stop` is host-wide and is never used. Workers rewrite their command line, and an engine
-starts further children, so no single sign finds them all. A process belongs to the cluster when its environment carries the cluster's mark, or its
-command line names the cluster's temporary folder, or its parent belongs. Leaving the `with` block
-stops those, waits until none is left, and fails loudly when one is.
+The head is a child (`ray start --head --block`) in a process group of its own, on free ports and
+with a temporary folder of its own, so that any number of clusters, and a production Ray, may run
+beside it. `ray stop` is host-wide and is never used. Workers rewrite their command line, and an
+engine starts further children, so no single sign finds them all. A process belongs to the cluster
+when its environment carries the cluster's mark, or its command line names the cluster's temporary
+folder, or its parent belongs. Leaving the `with` block stops those, waits until none is left, and
+fails loudly when one is.
 
 Addresses: the dashboard listens on 127.0.0.1. Ray itself replaces 127.0.0.1 by the host's own
 address and binds its other sockets to all of them; there is no setting against that, so a cluster
