@@ -2,6 +2,7 @@
 
     RayserveError                1
     ├── OutputError              1   standard output cannot be written
+    ├── EngineHungError          1   a running engine makes no step and answers no probe
     ├── UsageError               2   the command line is wrong
     ├── InputError               2   a file that people write is wrong
     │   ├── SpecError            2   cluster.yml: unknown key, wrong unit, impossible combination
@@ -109,6 +110,10 @@ def _rebuild(
 
 class OutputError(RayserveError):
     """Standard output cannot be written: its disk is full, or it is closed."""
+
+
+class EngineHungError(RayserveError):
+    """A running engine makes no step and answers no probe: its replica is given up."""
 
 
 class UsageError(RayserveError):

@@ -1,0 +1,160 @@
+"""Is a replica's evidence written whole, small, without prompts, whatever does not answer?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tarfile
+
+import psutil
+import pytest
+
+from rayserve.health.facts import evidence
+from rayserve.health.facts.run import Output
+from rayserve.health.readings.ranks import Sight
+
+LOG = """\
+\x1b[0;36m(EngineCore pid=4711)\x1b[0;0m INFO 11-30 17:00:00 [core.py:1] ready
+\x1b[0;36m(Worker_TP1 pid=4802)\x1b[0;0m INFO 11-30 17:00:01 [worker.py:1] step 7
+(Worker_TP1 pid=4802) INFO Received request x: prompt: 'tell me of my debts', params: 1
+a line of the replica's own, api_key=sk-abcdefgh
+"""
+
+
+def answers(text: str = "", ending: str = ""):
+    """A runner whose commands all end so."""
+    return lambda _command, _timeout_s: Output(text, ending)
+
+
+def stop(process):
+    """Stop a child, and wait until the kernel has."""
+    process.suspend()
+    os.waitpid(process.pid, os.WUNTRACED)
+
+
+def members(path):
+    """The files of a bundle by name, without its folder."""
+    with tarfile.open(path) as tar:
+        return {
+            entry.name.partition("/")[2]: tar.extractfile(entry).read().decode() for entry in tar
+        }
+
+
+def test_the_last_lines_are_kept_for_each_rank_without_prompts_and_keys(tmp_path):
+    """One log of all ranks comes apart by rank; what a client wrote or who it is stays out."""
+    path = tmp_path / "worker.out"
+    path.write_text(LOG)
+    ranks = evidence.last_lines(path)
+    assert set(ranks) == {"EngineCore", "Worker_TP1", "replica"}
+    assert len(ranks["Worker_TP1"]) == 2
+    text = "".join(line for lines in ranks.values() for line in lines)
+    assert "debts" not in text
+    assert "abcdefgh" not in text
+    assert "\x1b" not in text
+
+
+def test_a_log_of_a_gigabyte_costs_its_end_alone(tmp_path):
+    """Only the end is read, and of it so many lines a rank."""
+    path = tmp_path / "worker.out"
+    with path.open("wb") as file:
+        file.seek(2**30)
+        for number in range(1000):
+            file.write(f"\n(EngineCore pid=1) line {number}".encode())
+    lines = evidence.last_lines(path)["EngineCore"]
+    assert len(lines) == evidence.MOST_LINES
+    assert lines[-1].endswith("line 999\n")
+
+
+def test_a_log_that_is_gone_says_so(tmp_path):
+    """A missing file is a line in the bundle, not an end of it."""
+    assert "No such file" in evidence.last_lines(tmp_path / "none")["replica"][0]
+
+
+def test_what_does_not_answer_is_named_in_its_place():
+    """Without dmesg, nvidia-smi and py-spy there are still all the parts."""
+    parts = evidence.collect(
+        [Sight("VLLM::Worker_TP0", 7, "T")],
+        logs=[],
+        metrics=lambda: "vllm:x 1\n",
+        run=answers(ending="no answer within 4 s"),
+    )
+    assert parts["kernel.txt"].startswith("not read: no answer within 4 s")
+    assert parts["gpu.txt"].startswith("not read:")
+    assert "no stack" in parts["stacks/7.txt"]
+    assert "7\tT\tVLLM::Worker_TP0" in parts["processes.txt"]
+    assert parts["metrics.txt"] == "vllm:x 1\n"
+
+
+def test_a_bundle_is_one_small_file_for_this_user_alone(tmp_path):
+    """Of a part too long the end is kept; nothing else is left beside the file."""
+    parts = {"kernel.txt": "x" * 2 * evidence.MOST_PART + "end"}
+    path = evidence.write_bundle(tmp_path / "new", "a", {"state": "hung"}, parts, now_s=1e9)
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o777 == 0o600
+    inside = members(path)
+    assert json.loads(inside["verdict.json"]) == {"state": "hung"}
+    assert len(inside["kernel.txt"]) == evidence.MOST_PART
+    assert inside["kernel.txt"].endswith("end")
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    """A full disk ends it with an error, and the half-written draft goes."""
+    monkeypatch.setattr(tarfile.TarFile, "addfile", _full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        evidence.write_bundle(tmp_path, "a", {}, {}, now_s=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _full_disk(*_args, **_rest):
+    raise OSError(28, "No space left on device")
+
+
+def test_only_the_newest_bundles_stay(tmp_path):
+    """A replica that fails every hour does not fill the disk."""
+    for number in range(evidence.MOST_BUNDLES + 3):
+        path = evidence.write_bundle(tmp_path, f"b{number:02}", {}, {}, now_s=number)
+        os.utime(path, (number, number))
+    names = sorted(entry.name for entry in tmp_path.iterdir())
+    assert len(names) == evidence.MOST_BUNDLES
+    assert names[0] == "b03.tar.gz"
+
+
+def test_a_stopped_process_is_seen_as_stopped_and_one_that_is_gone_as_gone():
+    """Real processes: the kernel's letter, and the title that one had while it ran."""
+    stopped = subprocess.Popen(["sleep", "60"])
+    gone = subprocess.Popen(["sleep", "61"])
+    engine = evidence.members([psutil.Process(stopped.pid), psutil.Process(gone.pid)])
+    gone.kill()
+    gone.wait()
+    try:
+        stop(engine[0].process)
+        sights = evidence.read_sights(engine, run=answers(ending="exit code 1"))
+        assert [(sight.name, sight.state) for sight in sights] == [
+            ("sleep 60", "T"),
+            ("sleep 61", ""),
+        ]
+    finally:
+        stopped.kill()
+        stopped.wait()
+
+
+def test_the_bundle_names_the_silent_rank(tmp_path):
+    """From real processes to the file: the stopped one stands in verdict.json."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+        stop(process)
+        try:
+            path, silent = evidence.bundle(
+                tmp_path,
+                {"state": "hung", "revision": "abc"},
+                evidence.members([process]),
+                logs=[],
+                metrics=str,
+            )
+        finally:
+            child.kill()
+    assert [rank.pid for rank in silent] == [process.pid]
+    verdict = json.loads(members(path)["verdict.json"])
+    assert "is stopped by a signal" in verdict["silent"][0]
+    assert "-abc" in path.name
