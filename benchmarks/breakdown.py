@@ -156,7 +156,7 @@ def _door_us(plan: Plan) -> float:
     """Microseconds that the door adds to an event; median of nine pairs."""
     key = Path(plan.door.api_key_file).read_text().split()[0]
     door = Door(_sends, plan.door)
-    door.set_ready(True)
+    door.open()
 
     async def pair() -> float:
         return await _time(door, key) - await _time(_sends, key)

@@ -55,12 +55,17 @@ def live_options(plan: Plan) -> dict[str, Any]:
         # The door bounds the queue and answers in OpenAI's shape, so Serve's own bound lies beyond.
         "max_ongoing_requests": slots,
         "max_queued_requests": slots,
-        "user_config": LivePlan(door=plan.door, scaling=plan.scaling).model_dump(mode="json"),
+        "user_config": live_plan(plan).model_dump(mode="json"),
         "graceful_shutdown_timeout_s": plan.timeouts.drain_s,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": plan.timeouts.health_check_period_s,
         "health_check_timeout_s": plan.timeouts.health_check_timeout_s,
     }
+
+
+def live_plan(plan: Plan) -> LivePlan:
+    """What a running replica takes: Serve's `user_config`."""
+    return LivePlan(door=plan.door, scaling=plan.scaling, stall_s=plan.timeouts.stall_s)
 
 
 def serve_config(plan: Plan) -> dict[str, Any]:

@@ -202,8 +202,14 @@ class Served:
 
     def change_door(self, **limits: object) -> None:
         """Deploy the plan's door with some limits changed, and wait until the replica has them."""
-        door = self.plan.door.model_copy(update=limits)
-        self.config = serve_config(self.plan.model_copy(update={"door": door}))
+        self._change(door=self.plan.door.model_copy(update=limits))
+
+    def change_stall(self, stall_s: float) -> None:
+        """Deploy the plan with another `stall_s`, and wait until the replica has it."""
+        self._change(timeouts=self.plan.timeouts.model_copy(update={"stall_s": stall_s}))
+
+    def _change(self, **parts: object) -> None:
+        self.config = serve_config(self.plan.model_copy(update=parts))
         (override,) = self.config["applications"][0]["deployments"]
         self.ray.deploy(self.config)
 
@@ -216,7 +222,7 @@ class Served:
                 and deployment["deployment_config"]["user_config"] == override["user_config"]
             )
 
-        wait_until(settled, 60, "the door's new limits")
+        wait_until(settled, 60, "the new limits")
 
 
 def own_port(pid: int) -> int:

@@ -168,6 +168,8 @@ class LivePlan(Record):
 
     door: DoorPlan
     scaling: ScalingPlan
+    stall_s: float = Field(gt=0)
+    """`timeouts.stall_s` of the plan."""
 
 
 class Timeouts(Record):
@@ -176,8 +178,8 @@ class Timeouts(Record):
     drain_s: float = Field(gt=0)
     """Longest time a stopping replica may take to finish its streams."""
     stall_s: float = Field(gt=0)
-    """Time without an engine step, while work is pending, after which a replica is suspect. No health
-    check acts on it yet."""
+    """Time without an engine step, while work is pending, after which a replica that does not
+    answer its own probe either is given up."""
     health_check_period_s: float = Field(gt=0)
     health_check_timeout_s: float = Field(gt=0)
 

@@ -10,13 +10,14 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import psutil
 from ray import serve
 
 from rayserve.autoscaling import ReplicaLoad, report
 from rayserve.errors import RayserveError, StartError
+from rayserve.health.facts import evidence
 from rayserve.plan import NamedValue, ReplicaPlan, ScalingPlan
 from rayserve.serving import guards, prefork
 from rayserve.serving.door import Door
@@ -30,9 +31,13 @@ from rayserve.serving.ledger import (
 )
 from rayserve.serving.load import EngineLoad
 from rayserve.serving.schemas import constrains_every_tool
+from rayserve.serving.vitals import Gauges, Vitals
 from rayserve.starts import LEDGER, identity
 
 logger = logging.getLogger("ray.serve")
+
+PROBE_PROMPT: Final = 4
+"""Tokens of a probe's prompt."""
 
 
 class Engine:
@@ -52,6 +57,8 @@ class Engine:
         self._load = EngineLoad()
         self._engine: Any = None
         self._door: Door | None = None
+        self._vitals: Vitals | None = None
+        self._processes: tuple[evidence.Member, ...] = ()
         self._scaling: ScalingPlan | None = None
         self._ledger = StartLedger(replica.revision)
         guards.check_environment(environment, profile)
@@ -89,7 +96,16 @@ class Engine:
             gc.freeze()
         every_tool = constrains_every_tool(vars(args))
         self._door = Door(app, None, is_draining=drain_probe(), every_tool=every_tool)
-        self._door.set_ready(True)
+        self._door.open()
+        self._processes = evidence.members(psutil.Process().children(recursive=True))
+        self._vitals = Vitals(
+            self._engine,
+            self._load,
+            self._door,
+            ask=lambda name: vllm.ask(self._engine, PROBE_PROMPT, 1, name),
+            evidence=self._write_evidence,
+            gauges=Gauges(),
+        )
         memory = await self._engine.collective_rpc("rayserve_memory")
         record = ledger.line(identity(replica), memory, vllm.engine_facts(config))
         await asyncio.to_thread(append, Path(replica.state_dir, LEDGER), record)
@@ -138,7 +154,9 @@ class Engine:
                 guards.serve_host,
             )
             assert self._door is not None
+            assert self._vitals is not None
             self._door.update(live.door)
+            self._vitals.update(live.stall_s)
         except RayserveError as error:
             if self._scaling is None:
                 raise
@@ -147,12 +165,24 @@ class Engine:
         self._scaling = live.scaling
 
     async def check_health(self) -> None:
-        """Fail when the engine is dead: then Serve replaces the replica.
+        """Fail when the engine is dead or hangs: then Serve replaces the replica.
 
         Raises:
             vllm.v1.engine.exceptions.EngineDeadError: the engine's processes are gone.
+            EngineHungError: it makes no step and answers no probe.
         """
-        await self._engine.check_health()
+        assert self._vitals is not None  # set by __init__, before Serve asks
+        await self._vitals.check()
+
+    def _write_evidence(self, verdict: dict[str, Any]) -> str:
+        """Write the bundle of a verdict; where it is, and which rank is silent."""
+        folder = Path(self._replica.state_dir, evidence.FOLDER)
+        known = {"revision": self._replica.revision, "phases": self._ledger.phases, **verdict}
+        path, silent = evidence.bundle(
+            folder, known, self._processes, logs=evidence.own_logs(), metrics=_metrics
+        )
+        named = "; ".join(str(rank) for rank in silent) or "no rank stands out"
+        return f"{path}: {named}"
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What the autoscaling policy reads; empty until Serve has handed over the plan."""
@@ -168,6 +198,9 @@ class Engine:
         return report(load, self._scaling)
 
     def __del__(self) -> None:
+        vitals = getattr(self, "_vitals", None)
+        if vitals is not None:
+            vitals.stop()
         if getattr(self, "_engine", None) is not None:
             self._engine.shutdown()
             self._engine = None
@@ -176,6 +209,12 @@ class Engine:
 def _coming_limits() -> Any:
     """What Serve hands to `reconfigure` once the replica is up: seen here, before minutes of weights."""
     return serve.get_replica_context()._deployment_config.user_config  # noqa: SLF001
+
+
+def _metrics() -> str:
+    from prometheus_client import generate_latest
+
+    return str(generate_latest(), "utf-8")
 
 
 def _import_engine() -> Any:

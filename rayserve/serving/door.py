@@ -93,8 +93,9 @@ class Door:
         self._prefix = path_prefix.rstrip("/")
         self._every_tool = every_tool
         self._started_at = clock()
-        self._ready = False
+        self._closed_for = ("starting", "the model is not ready yet")
         self._in_flight = 0
+        self._pending = 0
         self._admitted = 0
         self._rejected: Counter[str] = Counter()
         self._nobody = Account("anonymous", clock)
@@ -117,14 +118,23 @@ class Door:
         self._plan = plan
         self._configured = True
 
-    def set_ready(self, ready: bool) -> None:
-        """Say whether the engine is warm; until then /ready and inference answer 503."""
-        self._ready = ready
+    def open(self) -> None:
+        """Let requests in: the engine is warm. Until then /ready and inference answer 503."""
+        self._closed_for = ("", "")
+
+    def close(self, reason: str, message: str) -> None:
+        """Let no more in; what is inside goes on."""
+        self._closed_for = (reason, message)
 
     @property
     def in_flight(self) -> int:
         """Sequences inside: running, waiting in the engine, or with a body still arriving."""
         return self._in_flight
+
+    @property
+    def pending(self) -> int:
+        """Sequences that the engine's app works on: those inside whose body has arrived."""
+        return self._pending
 
     @property
     def waiting(self) -> int:
@@ -200,10 +210,12 @@ class Door:
             self._hold(account, wanted - held)
             held = wanted
             self._admitted += 1
+            self._pending += held
             token = current_account.set(account)
             try:
                 await self._run(scope, body.Replay(raw, receive), send)
             finally:
+                self._pending -= held
                 current_account.reset(token)
         finally:
             self._hold(account, -held)
@@ -244,9 +256,10 @@ class Door:
         return account, kept
 
     def _closed(self, route: Route) -> Refusal | None:
-        """The 503 of a replica that is starting or draining."""
-        if route.gated and not self._ready:
-            return self._unavailable("starting", "the model is not ready yet")
+        """The 503 of a replica that is starting, draining or given up."""
+        reason, message = self._closed_for
+        if route.gated and reason:
+            return self._unavailable(reason, message)
         if route.gated and (not self._plan.admit or self._is_draining()):
             return self._unavailable("draining", "this replica is going away")
         return None
@@ -257,7 +270,7 @@ class Door:
             reason,
             message,
             retry_after_s=self._plan.retry_after_s,
-            close=reason == "draining",
+            close=reason != "starting",
         )
 
     def _check_room(self, account: Account, more: int) -> Refusal | None:

@@ -285,18 +285,24 @@ async def warm_up(engine: AsyncLLM, prompt_tokens: int) -> None:
     """One real prefill and a short decode, so that no user pays for first-time work.
 
     It also keeps clear of a crash of vLLM's CPU attention when its very first prompt is one token.
-    Models that do not generate are warmed up by what they do instead.
+    """
+    length = max(1, min(prompt_tokens, engine.model_config.max_model_len - WARMUP_TOKENS))
+    await ask(engine, length, WARMUP_TOKENS, f"warm-up-{time.monotonic_ns()}")
+
+
+async def ask(engine: AsyncLLM, prompt_tokens: int, tokens: int, name: str) -> None:
+    """Have the engine prefill a prompt and generate so many tokens, in a request of this name.
+
+    A model that does not generate does what it does instead.
     """
     tasks = await engine.get_supported_tasks()
-    length = max(1, min(prompt_tokens, engine.model_config.max_model_len - WARMUP_TOKENS))
     vocabulary = engine.model_config.get_vocab_size()
-    tokens = [(7 + 13 * place) % vocabulary for place in range(length)]
-    parsed = parse_model_prompt(engine.model_config, {"prompt_token_ids": tokens})
+    ids = [(7 + 13 * place) % vocabulary for place in range(prompt_tokens)]
+    parsed = parse_model_prompt(engine.model_config, {"prompt_token_ids": ids})
     renderer = engine.renderer
     (prompt,) = renderer.render_cmpl([parsed], renderer.default_cmpl_tok_params)
-    name = f"warm-up-{time.monotonic_ns()}"
     if "generate" in tasks:
-        params = SamplingParams(max_tokens=WARMUP_TOKENS, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
         async for _ in engine.generate(prompt, params, name):
             pass
     elif pooling := [task for task in tasks if task in POOLING_TASKS]:

@@ -294,8 +294,8 @@ class Timeouts(Section):
     stream (`door.max_tokens` x `slo.tpot_ms`), HAProxy's limit follows it, which stands in Ray's
     environment: a running model takes the new drain limit, HAProxy its own when Ray starts anew."""
     stall_s: Seconds = 60
-    """No engine step for this long, while work is pending, is to make a replica suspect. Carried in
-    the plan only: no health check acts on it yet, they see dead engines alone."""
+    """No engine step for this long while work is pending, and an own request of one token that does
+    not come back either, is a hang: the replica is given up. Longer than the longest single step."""
     health_period_s: Seconds = 10
     """Time between health checks."""
     health_timeout_s: Seconds = 30

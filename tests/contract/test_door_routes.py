@@ -139,7 +139,7 @@ async def test_a_denied_route_is_404_at_the_door_of_the_real_app(apps):
     )
     for app in apps.values():
         door = Door(app, plan)
-        door.set_ready(True)
+        door.open()
         for path, methods, is_websocket in routes_of(app):
             if path in DENIED and not is_websocket:
                 for method in methods:

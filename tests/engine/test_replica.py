@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -17,12 +18,15 @@ import psutil
 import pytest
 
 from rayserve import inventory, planning
+from rayserve.health.facts import evidence
 from rayserve.serve_config import DEPLOYMENT
 from rayserve.starts import LEDGER, read_starts
 from tests.ray_cluster import wait_until
 from tests.served import Served, make_plan, metrics, own_port
 
 MOST_TOKENS = 1500
+STALL_S = 8.0
+STATE = "rayserve_engine_state"
 SPEC = {
     "sampling": {"temperature": 0.0},
     "door": {"max_tokens": MOST_TOKENS},
@@ -308,14 +312,63 @@ def replaced(served: Served, pid: int) -> None:
     wait_until(answers, 180, "an answer of another replica")
 
 
+def evidence_of(served: Served, pid: int) -> dict[str, Any]:
+    """The verdict in the one bundle that this replica wrote."""
+    folder = Path(served.plan.replica.state_dir, evidence.FOLDER)
+    (path,) = folder.glob(f"*-{pid}.tar.gz")
+    with tarfile.open(path) as tar:
+        file = tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/verdict.json")
+        assert file is not None
+        return json.load(file)
+
+
 def test_a_dead_engine_is_replaced(served):
-    """When the engine's core dies, the replica fails its health check and a new one takes over."""
+    """When the engine's core dies its door closes, and a new replica takes over; evidence is left."""
     pid = replica_pid(served)
+    port = own_port(pid)
     below = family(pid)
     (core,) = [process for process in below if "EngineCor" in process.name()]
     core.kill()
+    wait_until(lambda: metrics(served, port, rayserve_engine_state="dead")[STATE] == 1, 10, "dead")
     replaced(served, pid)
     assert all_gone(below)
+    verdict = evidence_of(served, pid)
+    assert verdict["state"] == "dead"
+    assert f"VLLM::EngineCore (pid {core.pid}) has ended" in verdict["silent"]
+
+
+def test_a_hang_is_seen_while_vllm_calls_itself_healthy(served):
+    """A stopped worker: vLLM's /health stays 200, our door closes, and the evidence names the rank."""
+    pid = replica_pid(served)
+    port = own_port(pid)
+    (worker,) = [process for process in family(pid) if "Worker" in process.name()]
+    served.change_stall(STALL_S)
+    try:
+        running = stream(served, MOST_TOKENS)
+        worker.suspend()
+        wait_until(
+            lambda: metrics(served, port, rayserve_engine_state="hung")[STATE] == 1,
+            STALL_S + 15,
+            "the verdict",
+        )
+        assert ask_replica(served, port, "/health") == 200
+        assert ask_replica(served, port, "/ready") == 503
+        running.close()
+        replaced(served, pid)
+    finally:
+        served.change_stall(served.plan.timeouts.stall_s)
+    verdict = evidence_of(served, pid)
+    assert verdict["state"] == "hung"
+    assert verdict["silent"] == [f"VLLM::Worker (pid {worker.pid}) is stopped by a signal"]
+
+
+def ask_replica(served: Served, port: int, path: str) -> int:
+    """The status of one of the door's open paths, past the ingress."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", served.application["route_prefix"] + path)
+    status = connection.getresponse().status
+    connection.close()
+    return status
 
 
 def test_nothing_survives_a_replica_that_is_killed_outright(served):

@@ -167,5 +167,5 @@ def ready_door(app, **changes):
         name: changes.pop(name) for name in ("is_draining", "path_prefix") if name in changes
     }
     door = Door(app, plan(**changes), clock=clock, **options)
-    door.set_ready(True)
+    door.open()
     return door

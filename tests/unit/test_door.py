@@ -187,9 +187,9 @@ async def test_without_a_key_file_nobody_is_asked():
 
 
 async def test_a_replica_that_is_not_ready_answers_503():
-    """Before set_ready(True), /ready and inference are 503 while /health and /metrics pass."""
+    """Before it is opened, /ready and inference are 503 while /health and /metrics pass."""
     client = Client(ready_door(App()))
-    client.door.set_ready(False)
+    client.door.close("starting", "the model is not ready yet")
     assert (await client.request("GET", "/health")).status == 200
     assert (await client.request("GET", "/metrics")).status == 200
     for answer in (

@@ -9,8 +9,8 @@ import pytest
 
 from rayserve.errors import HostError, PlanError
 from rayserve.inventory import read_plan
-from rayserve.plan import LivePlan, NamedValue, Placement
-from rayserve.serve_config import HAPROXY_SWITCH
+from rayserve.plan import NamedValue, Placement
+from rayserve.serve_config import HAPROXY_SWITCH, live_plan
 from rayserve.serving.guards import (
     check_environment,
     check_gang,
@@ -175,7 +175,7 @@ def test_a_door_without_keys_is_for_a_local_plan_on_loopback(file, profile, envi
 
 
 PLAN = read_plan(str(ROOT / "inventories/lab/group_vars/all/plan.yml"))
-LIMITS = LivePlan(door=PLAN.door, scaling=PLAN.scaling).model_dump(mode="json")
+LIMITS = live_plan(PLAN).model_dump(mode="json")
 
 
 def limits(**door: object) -> dict[str, object]:

@@ -1,0 +1,203 @@
+"""The watch in a replica: it looks at the engine, asks it for a token, and says when to give it up.
+
+`health.progress` decides; here is what it needs: a look every second, the probe, and what follows a
+verdict. The door closes at once, the evidence is written, and only then does Serve's health check
+fail, since Serve kills the replica for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge
+
+from rayserve.errors import EngineHungError
+from rayserve.health.progress import Limits, Look, Progress, State, follow, judge, wants_probe
+from rayserve.serving.door import Door
+from rayserve.serving.load import EngineLoad
+
+logger = logging.getLogger("ray.serve")
+
+EVIDENCE_S: Final = 20.0
+"""Longest that the evidence may hold up the health check's failure."""
+
+Evidence = Callable[[dict[str, Any]], str]
+"""Writes a bundle for a verdict, and says in a sentence what it found. Called in a thread."""
+
+
+class Gauges:
+    """What /metrics says of the watch."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.state = Enum(
+            "rayserve_engine_state",
+            "What the watch makes of the engine",
+            states=[state.value for state in State],
+            registry=registry,
+        )
+        self.quiet = Gauge(
+            "rayserve_engine_quiet_seconds",
+            "Time without an engine step while work is pending",
+            registry=registry,
+        )
+        self.probes = Counter(
+            "rayserve_engine_probes",
+            "Probes of one token, by how they ended",
+            ["outcome"],
+            registry=registry,
+        )
+
+
+class Vitals:
+    """Watches one engine from when it is warm until it is given up.
+
+    `engine` is vLLM's; `ask` sends it the probe of the given name and returns when it was answered.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        load: EngineLoad,
+        door: Door,
+        *,
+        ask: Callable[[str], Awaitable[None]],
+        evidence: Evidence,
+        gauges: Gauges,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._load = load
+        self._door = door
+        self._ask = ask
+        self._evidence = evidence
+        self._gauges = gauges
+        self._clock = clock
+        self._limits: Limits | None = None
+        self._probe = 0
+        self._sent = 0
+        self._paused = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failure: Exception | None = None
+        self._told = asyncio.Event()
+        self._progress = Progress(self._look())
+
+    def update(self, stall_s: float) -> None:
+        """Take another limit, and begin to watch with the first one."""
+        self._limits = Limits(stall_s)
+        if "watch" not in self._tasks:
+            self._start("watch", self._watch())
+
+    async def check(self) -> None:
+        """Raise once the engine was given up and the evidence is written.
+
+        Raises:
+            EngineHungError: it hangs.
+            vllm.v1.engine.exceptions.EngineDeadError: a process of it is gone.
+        """
+        if self._failure is None:
+            # Sooner than the next look, if Serve asks before it.
+            await self._engine.check_health()
+            return
+        await self._told.wait()
+        raise self._failure
+
+    def stop(self) -> None:
+        """End the watch and its probe."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _watch(self) -> None:
+        while self._failure is None and self._limits is not None:
+            await asyncio.sleep(self._limits.look_s)
+            self._consider(self._limits)
+
+    def _consider(self, limits: Limits) -> None:
+        """One look, and what it asks for."""
+        self._progress = follow(self._progress, self._look(), limits)
+        state = judge(self._progress, limits)
+        self._gauges.state.state(state.value)
+        self._gauges.quiet.set(self._progress.quiet_s)
+        if state in {State.DEAD, State.HUNG}:
+            self._give_up(state)
+        elif wants_probe(self._progress, limits):
+            self._sent += 1
+            self._probe = self._sent
+            self._start("probe", self._send_probe(self._sent))
+            self._start("paused", self._read_paused())
+        elif self._paused and "paused" not in self._tasks:
+            self._start("paused", self._read_paused())
+
+    def _look(self) -> Look:
+        return Look(
+            at_s=self._clock(),
+            steps=self._load.steps,
+            pending=self._door.pending,
+            probe=self._probe,
+            paused=self._paused,
+            dead="its processes have ended" if self._engine.errored else "",
+        )
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run in a task that is kept: asyncio itself holds only weak references."""
+        task = asyncio.ensure_future(work)
+        self._tasks[name] = task
+        task.add_done_callback(lambda done: self._ended(name, done))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(name) is task:
+            del self._tasks[name]
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("the watch's %s failed", name, exc_info=error)
+
+    async def _send_probe(self, number: int) -> None:
+        outcome = "failed"
+        try:
+            await self._ask(f"rayserve-probe-{number}")
+            outcome = "answered"
+        finally:
+            # An answer with an error is an answer, too; a dead engine shows at the next look.
+            self._gauges.probes.labels(outcome).inc()
+            self._probe = 0
+
+    async def _read_paused(self) -> None:
+        """Ask the engine whether somebody paused it; one that hangs does not answer."""
+        self._paused = await self._engine.is_paused()
+
+    def _give_up(self, state: State) -> None:
+        pending, quiet_s = self._progress.look.pending, self._progress.quiet_s
+        if state is State.DEAD:
+            self._failure = self._engine.dead_error
+            message = f"the engine is dead with {pending} sequences pending"
+        else:
+            message = (
+                f"the engine hangs: no step for {quiet_s:.0f} s with {pending} sequences pending, "
+                f"and its probe did not come back in {self._progress.probe_s:.0f} s"
+            )
+            self._failure = _hung(message, self._limits)
+        self._door.close("unhealthy", "the engine of this replica does not work")
+        logger.error("%s; no new request reaches it", message)
+        verdict = {"state": state.value, "quiet_s": quiet_s, "pending": pending, "says": message}
+        self._start("evidence", self._write_evidence(verdict))
+
+    async def _write_evidence(self, verdict: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(EVIDENCE_S):
+                found = await asyncio.to_thread(self._evidence, verdict)
+            logger.error("evidence: %s", found)
+        except (OSError, TimeoutError) as error:
+            logger.error("no evidence was written: %r", error)  # noqa: TRY400 - the reason is enough
+        finally:
+            self._told.set()
+
+
+def _hung(found: str, limits: Limits | None) -> EngineHungError:
+    stall_s = limits.stall_s if limits else 0.0
+    return EngineHungError(
+        f"an engine step within {stall_s:g} s (timeouts.stall_s) while work is pending",
+        found=found,
+        do="read the evidence that the replica's log names, or ask `rayserve doctor`",
+    )
