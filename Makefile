@@ -6,7 +6,7 @@ RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
 .PHONY: help setup browser demo check lint lint-ansible format unit contract engine test lock wheel wheelhouse \
-    hosts-up hosts-down test-site bench bench-planner soak badinput clean
+    hosts-up hosts-down test-site bench bench-planner soak badinput test-faults clean
 
 help: ## list these chores
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -80,6 +80,9 @@ badinput: setup ## bad requests and bad specs: is each answered with the right e
 
 bench-planner: setup ## all of the planner's benchmarks, one table (CASES="a.json b.json" CONFIGS=models.json)
 	@$(PYTHON) -m benchmarks.planner_report $(CASES) $(if $(CONFIGS),--configs $(CONFIGS))
+
+test-faults: setup ## engines that die and hang under load: seconds to detect and recover, what was lost
+	@$(PYTHON) -m benchmarks.faults
 
 clean: ## remove .venv and everything built; what `make bench` measured stays
 	rm -rf .venv .venv-ansible dist *.egg-info .hypothesis .import_linter_cache

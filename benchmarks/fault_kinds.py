@@ -1,0 +1,146 @@
+"""Which faults are injected, and what is each expected to do?"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from rayserve.serve_config import DEPLOYMENT
+from tests.served import Served, own_port
+
+DEAD_S = 10.0
+HANG_MARGIN_S = 15.0
+HOG_BYTES = 4 * 2**30
+CORE, WORKER = "VLLM::EngineCore", "VLLM::Worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica that runs."""
+
+    pid: int
+    port: int
+    """Its own HTTP port, to which HAProxy sends."""
+
+
+def replicas(served: Served) -> list[Replica]:
+    """Replicas that Serve calls running and whose port is open."""
+    found = []
+    for one in served.ray.replicas(served.application["name"], DEPLOYMENT):
+        if one["state"] == "RUNNING":
+            with contextlib.suppress(psutil.Error, ValueError):
+                found.append(Replica(one["pid"], own_port(one["pid"])))
+    return found
+
+
+def child(replica: Replica, title: str) -> psutil.Process:
+    """The engine's process of this title."""
+    for process in psutil.Process(replica.pid).children(recursive=True):
+        if process.cmdline()[:1] and process.cmdline()[0].startswith(title):
+            return process
+    raise LookupError(f"replica {replica.pid} has no {title}")
+
+
+Undo = Callable[[], None]
+
+
+def _nothing() -> None:
+    """Nothing to undo."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: `inject` does it and returns what takes it back at the end of the trial."""
+
+    name: str
+    inject: Callable[[Served, Replica], Undo]
+    hang: bool = False
+    replaces: bool = True
+    """The replica is to be given up and replaced; else it must go on serving."""
+    watch_s: float = 0.0
+    """How long a replica that is to go on is watched, or a fault stands before it is mended."""
+    mend: Callable[[Served, Replica], None] | None = None
+
+    def detect_max_s(self, stall_s: float) -> float:
+        """The bar."""
+        return stall_s + HANG_MARGIN_S if self.hang else DEAD_S
+
+
+def _signal(title: str, number: signal.Signals) -> Callable[[Served, Replica], Undo]:
+    def inject(_: Served, replica: Replica) -> Undo:
+        process = child(replica, title)
+        process.send_signal(number)
+
+        def undo() -> None:
+            with contextlib.suppress(psutil.Error):
+                if number == signal.SIGSTOP:
+                    process.kill()
+
+        return undo
+
+    return inject
+
+
+def _folder(served: Served) -> tuple[Path, Path]:
+    model = Path(served.plan.replica.model)
+    return model, model.with_name(model.name + ".away")
+
+
+def _lose_model(served: Served, replica: Replica) -> Undo:
+    model, away = _folder(served)
+    model.rename(away)
+    child(replica, CORE).kill()
+    return _nothing
+
+
+def _bring_model_back(served: Served, _: Replica) -> None:
+    model, away = _folder(served)
+    away.rename(model)
+
+
+_HOG = """
+import resource, sys, time
+most = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+held = []
+try:
+    while True:
+        held.append(bytearray(64 * 2**20))
+except MemoryError:
+    print("full", flush=True)
+time.sleep(3600)
+"""
+
+
+def _hog(_: Served, __: Replica) -> Undo:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOG, str(HOG_BYTES)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+
+    def undo() -> None:
+        process.kill()
+        process.wait()
+
+    return undo
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("worker-killed", _signal(WORKER, signal.SIGKILL)),
+        Fault("core-killed", _signal(CORE, signal.SIGKILL)),
+        Fault("worker-stopped", _signal(WORKER, signal.SIGSTOP), hang=True),
+        Fault("core-stopped", _signal(CORE, signal.SIGSTOP), hang=True),
+        Fault("model-gone", _lose_model, watch_s=45.0, mend=_bring_model_back),
+        Fault("memory-hog", _hog, replaces=False, watch_s=45.0),
+    )
+}
