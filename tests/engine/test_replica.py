@@ -1,32 +1,25 @@
-"""Does a replica with a real engine keep its promises: abort, drain, limits, keys, death?"""
+"""Does a replica with a real engine keep its promises: abort, drain, limits, keys?"""
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
 import secrets
-import signal
-import tarfile
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from rayserve import inventory, planning
-from rayserve.health.facts import evidence
-from rayserve.serve_config import DEPLOYMENT
 from rayserve.starts import LEDGER, read_starts
+from tests.engine.calls import Call, all_gone, family, replica_pid, stream, tokens_of
 from tests.ray_cluster import wait_until
 from tests.served import Served, make_plan, metrics, own_port
 
 MOST_TOKENS = 1500
-STALL_S = 8.0
-STATE = "rayserve_engine_state"
 SPEC = {
     "sampling": {"temperature": 0.0},
     "door": {"max_tokens": MOST_TOKENS},
@@ -42,58 +35,6 @@ def served():
         plan = make_plan(Path(name), **SPEC)
         with Served(plan, Path(name)) as running:
             yield running
-
-
-class Call:
-    """One request on a connection of its own, so that a test can break it off."""
-
-    def __init__(self, served: Served, path: str, body: dict[str, Any], key: str = "") -> None:
-        url = urlsplit(served.url)
-        self._connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=60)
-        headers = {"Content-Type": "application/json", "x-api-key": key or served.key}
-        text = json.dumps({"model": served.model, **body})
-        self._connection.request("POST", url.path + path, text, headers)
-        self.reply = self._connection.getresponse()
-
-    def close(self) -> None:
-        """Hang up, whatever is still to come."""
-        self._connection.close()
-        self.reply.close()
-
-    def json(self) -> Any:
-        """The whole answer."""
-        with self.reply:
-            answer = json.loads(self.reply.read())
-        self._connection.close()
-        return answer
-
-    def events(self) -> list[str]:
-        """The data of all events of a stream, to its end."""
-        with self.reply:
-            lines = self.reply.read().decode().splitlines()
-        self._connection.close()
-        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-
-
-def stream(served: Served, tokens: int) -> Call:
-    """A stream of exactly so many tokens."""
-    body = {"prompt": "once upon a time", "max_tokens": tokens, "ignore_eos": True}
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    return Call(served, "/v1/completions", {**body, **options})
-
-
-def tokens_of(call: Call) -> int:
-    """Tokens of a whole stream, as the engine counts them: a busy one may send two in an event."""
-    *_, usage, end = call.events()
-    assert end == "[DONE]"
-    return int(json.loads(usage)["usage"]["completion_tokens"])
-
-
-def replica_pid(served: Served) -> int:
-    """Process of the one running replica."""
-    replicas = served.ray.replicas(served.application["name"], DEPLOYMENT)
-    (pid,) = [replica["pid"] for replica in replicas if replica["state"] == "RUNNING"]
-    return int(pid)
 
 
 def test_each_start_leaves_a_line_in_the_ledger(served):
@@ -284,101 +225,6 @@ def hang_up_after(served: Served, body: dict[str, Any], key: str, seconds: float
     connection.request("POST", f"{url.path}/v1/completions", text, headers)
     time.sleep(seconds)
     connection.close()
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """All processes below a replica: fork server, engine core, workers."""
-    return psutil.Process(pid).children(recursive=True)
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    """Whether none of them runs any more."""
-    _, alive = psutil.wait_procs(processes, timeout=0)
-    return not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
-
-
-def replaced(served: Served, pid: int) -> None:
-    """Wait until another replica answers."""
-
-    def answers() -> bool:
-        try:
-            if replica_pid(served) == pid:
-                return False
-            body = {"prompt": "a", "max_tokens": 1}
-            return Call(served, "/v1/completions", body).reply.status == 200
-        except (OSError, ValueError):  # none is running for a moment
-            return False
-
-    wait_until(answers, 180, "an answer of another replica")
-
-
-def evidence_of(served: Served, pid: int) -> dict[str, Any]:
-    """The verdict in the one bundle that this replica wrote."""
-    folder = Path(served.plan.replica.state_dir, evidence.FOLDER)
-    (path,) = folder.glob(f"*-{pid}.tar.gz")
-    with tarfile.open(path) as tar:
-        file = tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/verdict.json")
-        assert file is not None
-        return json.load(file)
-
-
-def test_a_dead_engine_is_replaced(served):
-    """When the engine's core dies its door closes, and a new replica takes over; evidence is left."""
-    pid = replica_pid(served)
-    port = own_port(pid)
-    below = family(pid)
-    (core,) = [process for process in below if "EngineCor" in process.name()]
-    core.kill()
-    wait_until(lambda: metrics(served, port, rayserve_engine_state="dead")[STATE] == 1, 10, "dead")
-    replaced(served, pid)
-    assert all_gone(below)
-    verdict = evidence_of(served, pid)
-    assert verdict["state"] == "dead"
-    assert f"VLLM::EngineCore (pid {core.pid}) has ended" in verdict["silent"]
-
-
-def test_a_hang_is_seen_while_vllm_calls_itself_healthy(served):
-    """A stopped worker: vLLM's /health stays 200, our door closes, and the evidence names the rank."""
-    pid = replica_pid(served)
-    port = own_port(pid)
-    (worker,) = [process for process in family(pid) if "Worker" in process.name()]
-    served.change_stall(STALL_S)
-    try:
-        running = stream(served, MOST_TOKENS)
-        worker.suspend()
-        wait_until(
-            lambda: metrics(served, port, rayserve_engine_state="hung")[STATE] == 1,
-            STALL_S + 15,
-            "the verdict",
-        )
-        assert ask_replica(served, port, "/health") == 200
-        assert ask_replica(served, port, "/ready") == 503
-        running.close()
-        replaced(served, pid)
-    finally:
-        served.change_stall(served.plan.timeouts.stall_s)
-    verdict = evidence_of(served, pid)
-    assert verdict["state"] == "hung"
-    assert verdict["silent"] == [f"VLLM::Worker (pid {worker.pid}) is stopped by a signal"]
-
-
-def ask_replica(served: Served, port: int, path: str) -> int:
-    """The status of one of the door's open paths, past the ingress."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    connection.request("GET", served.application["route_prefix"] + path)
-    status = connection.getresponse().status
-    connection.close()
-    return status
-
-
-def test_nothing_survives_a_replica_that_is_killed_outright(served):
-    """After SIGKILL of the replica its engine is gone at once: the GPUs are free for the next one."""
-    pid = replica_pid(served)
-    below = family(pid)
-    assert len(below) >= 3
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: all_gone(below), 5, "the end of the whole family")
-    replaced(served, pid)
 
 
 def test_deleting_the_application_drains_it(served):
