@@ -6,7 +6,7 @@ RAYSERVE := .venv/bin/rayserve
 PYTHON := .venv/bin/python
 
 .PHONY: help setup browser demo check lint lint-ansible format unit contract engine test lock wheel wheelhouse \
-    hosts-up hosts-down test-site bench bench-planner soak badinput test-faults clean
+    hosts-up hosts-down test-site bench bench-planner soak badinput test-faults test-false-kills clean
 
 help: ## list these chores
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -83,6 +83,9 @@ bench-planner: setup ## all of the planner's benchmarks, one table (CASES="a.jso
 
 test-faults: setup ## engines that die and hang under load: seconds to detect and recover, what was lost
 	@$(PYTHON) -m benchmarks.faults
+
+test-false-kills: setup ## half an hour of full load: is a busy replica ever given up?
+	@$(PYTHON) -m benchmarks.false_kills
 
 clean: ## remove .venv and everything built; what `make bench` measured stays
 	rm -rf .venv .venv-ansible dist *.egg-info .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tests.served import Served, own_port
 DEAD_S = 10.0
 HANG_MARGIN_S = 15.0
 HOG_BYTES = 4 * 2**30
+DISK_BYTES = 256 * 2**20
 CORE, WORKER = "VLLM::EngineCore", "VLLM::Worker"
 
 
@@ -67,6 +68,8 @@ class Fault:
     watch_s: float = 0.0
     """How long a replica that is to go on is watched, or a fault stands before it is mended."""
     mend: Callable[[Served, Replica], None] | None = None
+    disk_bytes: int = 0
+    """Ray's temporary folder lies on a file system of its own of this size; takes root."""
 
     def detect_max_s(self, stall_s: float) -> float:
         """The bar."""
@@ -133,6 +136,34 @@ def _hog(_: Served, __: Replica) -> Undo:
     return undo
 
 
+def _fill_ray_disk(served: Served, _: Replica) -> Undo:
+    """Fill the small file system that holds Ray's temporary folder."""
+    path = served.ray.temp_dir / "filler"
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(2**20)):
+            pass
+
+    def undo() -> None:
+        path.unlink(missing_ok=True)
+
+    return undo
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """A file system of `size` bytes in memory, mounted at a folder below; no size: /tmp as it is."""
+    if not size:
+        yield Path("/tmp")
+        return
+    mount = folder / "s"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", mount], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", mount], check=True)
+
+
 FAULTS = {
     fault.name: fault
     for fault in (
@@ -142,5 +173,6 @@ FAULTS = {
         Fault("core-stopped", _signal(CORE, signal.SIGSTOP), hang=True),
         Fault("model-gone", _lose_model, watch_s=45.0, mend=_bring_model_back),
         Fault("memory-hog", _hog, replaces=False, watch_s=45.0),
+        Fault("ray-disk-full", _fill_ray_disk, replaces=False, watch_s=60.0, disk_bytes=DISK_BYTES),
     )
 }

@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.fault_kinds import FAULTS, Fault, Replica, replicas
+from benchmarks.fault_kinds import FAULTS, Fault, Replica, replicas, small_disk
 from benchmarks.load import prompts, request_body
 from benchmarks.machine import describe
 from benchmarks.workbench import OUT, workbench
@@ -257,9 +257,9 @@ def faults_plan(folder: Path) -> Plan:
 
 def run_fault(fault: Fault) -> Row:
     """One fault on a product of its own."""
-    with workbench() as (_, folder):
+    with workbench() as (_, folder), small_disk(folder, fault.disk_bytes) as root:
         plan = faults_plan(folder)
-        with Served(plan, folder, gangs=REPLICAS) as served:
+        with Served(plan, folder, gangs=REPLICAS, temp_root=root) as served:
             asyncio.run(_wait_ready(served))
             row = judged(fault, served, asyncio.run(trial(fault, served)))
     print(f"{fault.name}: {'passed' if row.passed else 'FAILED'} {asdict(row)}", flush=True)

@@ -87,6 +87,7 @@ class RayCluster:
         pythonpath: folders that Ray's processes import from; default: this repository.
         resources: further logical resources of the head.
         keep_logs: keep the temporary folder after the end, for a person to read.
+        temp_root: where the temporary folder is made; a short path.
     """
 
     def __init__(
@@ -98,10 +99,11 @@ class RayCluster:
         pythonpath: list[str] | None = None,
         resources: Mapping[str, float] | None = None,
         keep_logs: bool = False,
+        temp_root: Path = Path("/tmp"),
     ) -> None:
         self.name = uuid.uuid4().hex[:12]
         # Short, because Ray makes Unix sockets under it and their paths end at 107 characters.
-        self.temp_dir = Path(tempfile.mkdtemp(prefix="rsv-", dir="/tmp"))
+        self.temp_dir = Path(tempfile.mkdtemp(prefix="rsv-", dir=temp_root))
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._seen: dict[int, psutil.Process] = {}
         self._head_options = (num_gpus, num_cpus, dict(resources or {}))

@@ -91,7 +91,13 @@ def endpoint_port() -> int:
 
 
 def start_ray(
-    plan: Plan, folder: Path, *, haproxy: bool = True, gangs: int = 1, **env: str
+    plan: Plan,
+    folder: Path,
+    *,
+    haproxy: bool = True,
+    gangs: int = 1,
+    temp_root: Path = Path("/tmp"),
+    **env: str,
 ) -> RayCluster:
     """A Ray with what `rayserve env` prints for the plan, or without HAProxy; room for `gangs`."""
     # Whoever has a ~/.ray/auth_token would otherwise get a Ray that these tests cannot ask.
@@ -105,7 +111,7 @@ def start_ray(
     # replicas of ray.serve.llm ask for three.
     num_cpus = 2 if haproxy else 4
     gpus = gangs * plan.replica.placement.gpus
-    cluster = RayCluster(num_gpus=gpus, num_cpus=num_cpus, env=env)
+    cluster = RayCluster(num_gpus=gpus, num_cpus=num_cpus, env=env, temp_root=temp_root)
     return cluster.__enter__()
 
 
@@ -143,11 +149,20 @@ def embedding(url: str, headers: Mapping[str, str], model: str) -> bool:
 class Served:
     """The product, deployed as its generated Serve config says; a context manager."""
 
-    def __init__(self, plan: Plan, folder: Path, *, gangs: int = 1, probe: str = "") -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        gangs: int = 1,
+        probe: str = "",
+        temp_root: Path = Path("/tmp"),
+    ) -> None:
         """`probe` is asked for an embedding in place of a first token, for models that embed."""
         self.plan = plan
         self.probe = probe
         self.gangs = gangs
+        self.temp_root = temp_root
         self.folder = folder
         self.config = serve_config(plan)
         self.application: dict[str, Any] = self.config["applications"][0]
@@ -158,7 +173,7 @@ class Served:
         self.cluster: RayCluster | None = None
 
     def __enter__(self) -> Self:
-        self.cluster = start_ray(self.plan, self.folder, gangs=self.gangs)
+        self.cluster = start_ray(self.plan, self.folder, gangs=self.gangs, temp_root=self.temp_root)
         try:
             self._deploy()
         except BaseException:
