@@ -18,6 +18,7 @@ from tests.served import Served, own_port
 DEAD_S = 10.0
 HANG_MARGIN_S = 15.0
 HOG_BYTES = 4 * 2**30
+"""Bounded by the hog's own limit: whether the host runs short of memory depends on the host."""
 DISK_BYTES = 256 * 2**20
 CORE, WORKER = "VLLM::EngineCore", "VLLM::Worker"
 
@@ -97,9 +98,10 @@ def _folder(served: Served) -> tuple[Path, Path]:
 
 
 def _lose_model(served: Served, replica: Replica) -> Undo:
+    core = child(replica, CORE)
     model, away = _folder(served)
     model.rename(away)
-    child(replica, CORE).kill()
+    core.kill()
     return _nothing
 
 

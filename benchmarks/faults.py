@@ -1,17 +1,18 @@
-"""What does the product do when its engine dies, hangs, or its host runs out of something?
+"""What does the product do when its engine dies, hangs, or something is missing?
 
     python -m benchmarks.faults [NAME…]     each fault on a product of its own, under load; `make test-faults`
 
 Two replicas serve streams; one of them gets the fault. Measured from the fault on: seconds until its
-door is shut (`/ready` is not 200 any more, and its metric says so), until as many replicas as before
-serve again without a person, streams that broke, the evidence bundle, and what `rayserve doctor` says
-of the logs. Writes build/faults.json, a row a fault.
+door is shut (`/ready` is 503, and `rayserve_engine_state` says hung or dead), until as many replicas as
+before serve again without a person, streams that broke, the evidence bundle, and what `rayserve doctor`
+says of the logs. Writes build/faults.json, a row a fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import http.client
 import json
 import subprocess
@@ -25,14 +26,14 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.fault_kinds import FAULTS, Fault, Replica, replicas, small_disk
+from benchmarks.fault_kinds import FAULTS, Fault, Replica, Undo, replicas, small_disk
 from benchmarks.load import prompts, request_body
 from benchmarks.machine import describe
 from benchmarks.workbench import OUT, workbench
 from rayserve.bench import read_answer, split_events
 from rayserve.health.facts.evidence import FOLDER
 from rayserve.plan import Plan
-from tests.served import Served, make_plan
+from tests.served import Served, make_plan, metrics
 
 STALL_S = 20.0
 REPLICAS = 2
@@ -50,7 +51,7 @@ PAUSE_S = 0.5
 
 @dataclass
 class Load:
-    """What the clients saw, in Unix-free monotonic seconds."""
+    """What the clients saw."""
 
     whole: int = 0
     lost: int = 0
@@ -132,6 +133,18 @@ def is_ready(served: Served, port: int) -> bool:
         connection.close()
 
 
+def gave_up(served: Served, port: int) -> bool:
+    """Whether a replica takes no request and its metric says why."""
+    if is_ready(served, port):
+        return False
+    with contextlib.suppress(OSError, RuntimeError, http.client.HTTPException):
+        for state in ("hung", "dead"):
+            found = metrics(served, port, rayserve_engine_state=state)
+            if found.get("rayserve_engine_state"):
+                return True
+    return False
+
+
 def ready_replicas(served: Served) -> list[Replica]:
     """Those that would take a request now."""
     return [one for one in replicas(served) if is_ready(served, one.port)]
@@ -140,11 +153,11 @@ def ready_replicas(served: Served) -> list[Replica]:
 async def until(probe: Callable[[], bool], limit_s: float) -> float | None:
     """Seconds until `probe` is true; None if it is not within the limit."""
     began = time.monotonic()
-    while (now_s := time.monotonic() - began) < limit_s:
+    while time.monotonic() - began < limit_s:
         if await asyncio.to_thread(probe):
             return time.monotonic() - began
         await asyncio.sleep(LOOK_S)
-    return None if now_s >= limit_s else now_s
+    return None
 
 
 async def trial(fault: Fault, served: Served) -> tuple[Load, float | None, float | None, int]:
@@ -155,11 +168,13 @@ async def trial(fault: Fault, served: Served) -> tuple[Load, float | None, float
     await asyncio.sleep(WARM_S)
     before = {one.pid for one in ready_replicas(served)}
     victim = ready_replicas(served)[0]
-    undo = await asyncio.to_thread(fault.inject, served, victim)
+    undo: Undo | None = None
     began = time.monotonic()
     try:
+        undo = await asyncio.to_thread(fault.inject, served, victim)
+        began = time.monotonic()
         limit_s = UNDETECTED_S if fault.replaces else fault.watch_s
-        detected_s = await until(lambda: not is_ready(served, victim.port), limit_s)
+        detected_s = await until(lambda: gave_up(served, victim.port), limit_s)
         if detected_s is not None:
             print(f"{fault.name}: detected after {detected_s:.1f} s", flush=True)
         if fault.mend is not None:
@@ -170,7 +185,8 @@ async def trial(fault: Fault, served: Served) -> tuple[Load, float | None, float
             recovered = await until(lambda: _whole_again(served, victim), UNRECOVERED_S)
             recovered_s = None if recovered is None else time.monotonic() - began
     finally:
-        await asyncio.to_thread(undo)
+        if undo is not None:
+            await asyncio.to_thread(undo)
         stop.set()
         await asyncio.wait(tasks, timeout=60)
         for task in tasks:

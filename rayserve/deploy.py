@@ -129,7 +129,7 @@ def deploy(
     before = pace.until(
         lambda: serve.status(app),
         DASHBOARD_S,
-        needed="Ray's dashboard",
+        needed="Ray's dashboard (--dashboard-port names its port)",
         do="start Ray on this host (`ray start --head`, or systemctl status ray; journalctl -u ray), or name its "
         "dashboard's port with --dashboard-port; `ss -ltnp` shows which program has the port",
     )

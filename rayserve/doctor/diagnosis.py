@@ -10,7 +10,7 @@ Lines go in, source by source (`read`); causes come out, best first (`verdict`):
     messages that only say that something failed
 
 Within these, what is told with little confidence comes last, and then the time decides. Where nothing is
-known, the first error that is no such message is shown.
+known, or nothing but effects, the first error that no signature explains is shown.
 """
 
 from __future__ import annotations
@@ -255,7 +255,11 @@ class Diagnosis:
         named = [found for found in ranked if found.signature.kind is not Kind.WRAPPER]
         first = self._first_error("exception") or self._first_error("loud")
         if named:
-            return Verdict("found", causes(named))
+            # What follows from something else does not explain an exception of the same logs.
+            effect = named[0].signature.kind in {Kind.EFFECT, Kind.HINT}
+            return Verdict(
+                "found", causes(named), self._first_error("exception") if effect else None
+            )
         if ranked:
             return Verdict("unknown", causes(ranked, first), first)
         return Verdict("unknown" if self._first_error("exception") else "nothing", (), first)

@@ -48,4 +48,4 @@ class Verdict:
     causes: tuple[Cause, ...]
     """Best first."""
     first_error: Evidence | None = None
-    """The first error that no signature explains, where the cause is not known."""
+    """The first error that no signature explains, where the cause is not known or only effects are."""

@@ -4,14 +4,14 @@ The engine's own answers stay green while it hangs: `/health` is 200, its `check
 gauges stand still or read 0. So a watch in the replica looks at short intervals, and the verdict is a
 function of what it saw:
 
-    a process of the engine is gone            → dead, at once
+    vLLM says that its engine is dead          → dead, at once
     no step for `stall_s` while work is pending
       and a probe of ours that does not come back → hung
     anything else                              → serving, however slow
 
 A long prefill and a full queue make steps; a paused engine says so; an engine that answers the probe
 has made a step for it. A request that is still read or tokenised is pending without any step, but then
-the probe comes back.
+the probe comes back. A probe that failed before it reached the engine says nothing, and is sent anew.
 
 Only time in which the watch itself ran is counted: a replica that was stopped, or whose host had no
 processor for it, cannot tell from the clock that its engine did nothing.
@@ -29,6 +29,8 @@ PROBE_AFTER: Final = 0.5
 """A probe goes out after this share of `stall_s` without a step, so that its deadline, a quarter, is
 over when the first signal is there."""
 PROBE_DEADLINE: Final = 0.25
+PROBE_LEAST: Final = 3.0
+"""A probe's deadline in looks at least, however short `stall_s` is."""
 IDLE_PROBE_S: Final = 60.0
 """How often an engine without work is asked, in seconds since its last step."""
 
@@ -45,7 +47,7 @@ class State(StrEnum):
     HUNG = "hung"
     """Both signals."""
     DEAD = "dead"
-    """A process of the engine is gone."""
+    """vLLM itself has given it up: a process of it is gone, or what reads its output failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Limits:
 
     @property
     def probe_s(self) -> float:
-        """A probe's deadline."""
-        return self.stall_s * PROBE_DEADLINE
+        """A probe's deadline, and the least time between the end of one and the next."""
+        return max(self.stall_s * PROBE_DEADLINE, self.look_s * PROBE_LEAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,12 @@ class Look:
     """Sequences inside, as the door counts them: the engine's own gauges may read 0 in a hang."""
     probe: int = 0
     """Number of the probe that is out, 0 for none."""
+    sent: int = 0
+    """Probes sent so far: one may go out and fail between two looks."""
     paused: bool = False
     """Somebody paused the engine or put it to sleep, to change its weights."""
-    dead: str = ""
-    """What vLLM says of an engine whose process is gone."""
+    dead: bool = False
+    """vLLM's own `errored`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +91,13 @@ class Progress:
 
     look: Look
     quiet_s: float = 0.0
-    """Watched seconds without a step while work was pending."""
+    """Watched seconds in which work was pending, since the last step."""
     still_s: float = 0.0
     """Watched seconds without a step, with or without work."""
     probe_s: float = 0.0
     """Watched seconds since the probe that is out was sent."""
+    rest_s: float = 0.0
+    """Watched seconds without a probe, of those without a step."""
 
 
 def follow(before: Progress, look: Look, limits: Limits) -> Progress:
@@ -104,9 +110,11 @@ def follow(before: Progress, look: Look, limits: Limits) -> Progress:
     worked = _has_work(look) and _has_work(before.look)
     return Progress(
         look,
-        quiet_s=before.quiet_s + watched_s if worked else 0.0,
+        # Clients that give up and come again do not start it anew: only a step does.
+        quiet_s=before.quiet_s + (watched_s if worked else 0.0),
         still_s=before.still_s + watched_s,
         probe_s=before.probe_s + watched_s if same else 0.0,
+        rest_s=0.0 if look.probe or look.sent != before.look.sent else before.rest_s + watched_s,
     )
 
 
@@ -129,7 +137,9 @@ def wants_probe(progress: Progress, limits: Limits) -> bool:
     look = progress.look
     if look.probe or look.paused or look.dead:
         return False
-    return progress.quiet_s >= limits.stall_s * PROBE_AFTER or progress.still_s >= IDLE_PROBE_S
+    if progress.quiet_s >= limits.stall_s * PROBE_AFTER:
+        return progress.rest_s >= min(limits.probe_s, limits.stall_s * PROBE_AFTER)
+    return progress.still_s >= IDLE_PROBE_S and progress.rest_s >= IDLE_PROBE_S
 
 
 def _has_work(look: Look) -> bool:

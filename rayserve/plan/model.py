@@ -168,8 +168,8 @@ class LivePlan(Record):
 
     door: DoorPlan
     scaling: ScalingPlan
-    stall_s: float = Field(gt=0)
-    """`timeouts.stall_s` of the plan."""
+    stall_s: float = Field(default=60.0, gt=0)
+    """`timeouts.stall_s` of the plan. Serve stores these settings, and those of earlier versions have none."""
 
 
 class Timeouts(Record):

@@ -128,6 +128,7 @@ class Engine:
             vllm = await asyncio.to_thread(_import_engine)
         with ledger.phase("config"):
             args = await asyncio.to_thread(vllm.engine_namespace, replica)
+            vllm.keep_logging(args)
             config = await asyncio.to_thread(vllm.engine_config, args)
         with ledger.phase("engine"), prefork.engine_core_forked() if forked else nullcontext():
             self._engine = await asyncio.to_thread(vllm.start_engine, config, self._load)
@@ -220,14 +221,10 @@ def _metrics() -> str:
 def _import_engine() -> Any:
     """Our engine module, and with it vLLM.
 
-    vLLM configures logging when it is imported, which closes every handler of the process: Serve's
-    own log of this replica would end there. So here vLLM is kept from it, and its logger set up by
-    hand; its own processes configure themselves.
+    vLLM's messages of this process are set up by hand (`keep_logging` says why).
     """
-    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     from rayserve.serving import engine
 
-    os.environ["VLLM_CONFIGURE_LOGGING"] = "1"
     show_vllm_messages()
     return engine
 

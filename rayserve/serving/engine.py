@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from fastapi import FastAPI
 from vllm import PoolingParams, SamplingParams
 from vllm import __version__ as vllm_version
+from vllm import logger as vllm_logger
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -217,6 +218,15 @@ def _mapping(parser: FlexibleArgumentParser, name: str, value: dict[str, Any]) -
             found=" ".join(str(error).partition("For further information")[0].split())[:500],
             do=f"correct `engine_args.{name}` in the spec and plan again",
         ) from None
+
+
+def keep_logging(args: Namespace) -> None:
+    """Keep vLLM from configuring the logging of this process; the engine's own processes do.
+
+    It would use `dictConfig`, which closes every handler: Serve's own log of a replica would end there.
+    """
+    applied = AsyncEngineArgs.from_cli_args(args).create_logging_config()
+    vllm_logger._last_configured_logging_config = applied  # noqa: SLF001
 
 
 def engine_config(args: Namespace) -> VllmConfig:

@@ -23,7 +23,7 @@ from rayserve.serving.load import EngineLoad
 logger = logging.getLogger("ray.serve")
 
 EVIDENCE_S: Final = 20.0
-"""Longest that the evidence may hold up the health check's failure."""
+"""Longest that the evidence may put off the health check's failure."""
 
 Evidence = Callable[[dict[str, Any]], str]
 """Writes a bundle for a verdict, and says in a sentence what it found. Called in a thread."""
@@ -83,6 +83,7 @@ class Vitals:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
         self._told = asyncio.Event()
+        self._last_error = ""
         self._progress = Progress(self._look())
 
     def update(self, stall_s: float) -> None:
@@ -92,18 +93,22 @@ class Vitals:
             self._start("watch", self._watch())
 
     async def check(self) -> None:
-        """Raise once the engine was given up and the evidence is written.
+        """Raise once the engine was given up and the evidence is written; until then all is well.
+
+        It does not wait for the evidence: Serve takes a check that is late for one that failed, and
+        kills the replica at the third.
 
         Raises:
             EngineHungError: it hangs.
-            vllm.v1.engine.exceptions.EngineDeadError: a process of it is gone.
+            vllm.v1.engine.exceptions.EngineDeadError: it is dead.
         """
+        if self._failure is None and self._engine.errored and self._limits is not None:
+            self._consider(self._limits)  # sooner than the next look
         if self._failure is None:
-            # Sooner than the next look, if Serve asks before it.
             await self._engine.check_health()
-            return
-        await self._told.wait()
-        raise self._failure
+        elif self._told.is_set():
+            # Without the frames of earlier checks, which would pile up.
+            raise self._failure.with_traceback(None)
 
     def stop(self) -> None:
         """End the watch and its probe."""
@@ -127,9 +132,8 @@ class Vitals:
             self._sent += 1
             self._probe = self._sent
             self._start("probe", self._send_probe(self._sent))
-            self._start("paused", self._read_paused())
-        elif self._paused and "paused" not in self._tasks:
-            self._start("paused", self._read_paused())
+        if self._probe or self._paused:
+            self._ask_whether_paused(limits)
 
     def _look(self) -> Look:
         return Look(
@@ -137,8 +141,9 @@ class Vitals:
             steps=self._load.steps,
             pending=self._door.pending,
             probe=self._probe,
+            sent=self._sent,
             paused=self._paused,
-            dead="its processes have ended" if self._engine.errored else "",
+            dead=self._engine.errored,
         )
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -150,45 +155,64 @@ class Vitals:
     def _ended(self, name: str, task: asyncio.Task[None]) -> None:
         if self._tasks.get(name) is task:
             del self._tasks[name]
-        if not task.cancelled() and (error := task.exception()):
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if repr(error) != self._last_error:
+            self._last_error = repr(error)
             logger.error("the watch's %s failed", name, exc_info=error)
+        if name == "watch":
+            # A look that failed must not leave the replica without a watch.
+            self._start("watch", self._watch())
 
     async def _send_probe(self, number: int) -> None:
+        """Ask for a token. One that fails says nothing of the engine: mostly it never got there."""
         outcome = "failed"
         try:
             await self._ask(f"rayserve-probe-{number}")
             outcome = "answered"
         finally:
-            # An answer with an error is an answer, too; a dead engine shows at the next look.
             self._gauges.probes.labels(outcome).inc()
             self._probe = 0
 
-    async def _read_paused(self) -> None:
-        """Ask the engine whether somebody paused it; one that hangs does not answer."""
-        self._paused = await self._engine.is_paused()
+    def _ask_whether_paused(self, limits: Limits) -> None:
+        if "paused" not in self._tasks:
+            self._start("paused", self._read_paused(limits.probe_s))
+
+    async def _read_paused(self, limit_s: float) -> None:
+        """Ask the engine whether somebody paused it. One that does not answer is not."""
+        paused = False
+        try:
+            async with asyncio.timeout(limit_s):
+                paused = await self._engine.is_paused()
+        except TimeoutError:
+            pass
+        finally:
+            self._paused = paused
 
     def _give_up(self, state: State) -> None:
         pending, quiet_s = self._progress.look.pending, self._progress.quiet_s
+        failure: Exception
         if state is State.DEAD:
-            self._failure = self._engine.dead_error
+            failure = self._engine.dead_error
             message = f"the engine is dead with {pending} sequences pending"
         else:
             message = (
                 f"the engine hangs: no step for {quiet_s:.0f} s with {pending} sequences pending, "
                 f"and its probe did not come back in {self._progress.probe_s:.0f} s"
             )
-            self._failure = _hung(message, self._limits)
+            failure = _hung(message, self._limits)
         self._door.close("unhealthy", "the engine of this replica does not work")
         logger.error("%s; no new request reaches it", message)
         verdict = {"state": state.value, "quiet_s": quiet_s, "pending": pending, "says": message}
         self._start("evidence", self._write_evidence(verdict))
+        self._failure = failure
 
     async def _write_evidence(self, verdict: dict[str, Any]) -> None:
         try:
             async with asyncio.timeout(EVIDENCE_S):
                 found = await asyncio.to_thread(self._evidence, verdict)
             logger.error("evidence: %s", found)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:  # a full disk, or TimeoutError
             logger.error("no evidence was written: %r", error)  # noqa: TRY400 - the reason is enough
         finally:
             self._told.set()
@@ -199,5 +223,5 @@ def _hung(found: str, limits: Limits | None) -> EngineHungError:
     return EngineHungError(
         f"an engine step within {stall_s:g} s (timeouts.stall_s) while work is pending",
         found=found,
-        do="read the evidence that the replica's log names, or ask `rayserve doctor`",
+        do="read the newest file below state_dir/evidence, or ask `rayserve doctor`",
     )

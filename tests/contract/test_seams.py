@@ -33,6 +33,31 @@ def test_the_drain_probe_finds_nothing_outside_of_a_replica():
     assert drain_probe()() is False
 
 
+def test_vllm_leaves_the_logging_of_a_replica_alone(tmp_path, monkeypatch):
+    """Creating a configuration applies its logging, which closes all handlers, unless it holds already."""
+    import logging.handlers
+
+    from vllm import logger
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from rayserve.serving import engine, ledger
+
+    path = ledger.write_logging_config(tmp_path)
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(path))
+    monkeypatch.setattr(logger, "_last_configured_logging_config", None)
+    args = engine.make_arg_parser(engine._ArgumentParser()).parse_args([])
+    config = AsyncEngineArgs.from_cli_args(args).create_logging_config()
+    assert config.pylogging_config_file == str(path)
+    assert "configure_logging_if_needed(logging_config)" in inspect.getsource(
+        AsyncEngineArgs.create_engine_config
+    )
+    target = logging.StreamHandler()
+    handler = logging.handlers.MemoryHandler(10, target=target)
+    engine.keep_logging(args)
+    logger.configure_logging_if_needed(config)
+    assert handler.target is target
+
+
 def test_the_engine_core_is_started_the_way_that_its_module_is_told():
     """`vllm.v1.engine.utils` looks `get_mp_context` up by name when it starts the engine core."""
     from vllm.v1.engine import utils

@@ -35,11 +35,13 @@ def replaced(served: Served, pid: int) -> None:
 
 
 def evidence_of(served: Served, pid: int) -> dict[str, Any]:
-    """The verdict in the one bundle that this replica wrote."""
+    """The verdict in the one bundle that this replica wrote, in which every rank has its log."""
     folder = Path(served.plan.replica.state_dir, evidence.FOLDER)
     (path,) = folder.glob(f"*-{pid}.tar.gz")
+    name = path.name.removesuffix(".tar.gz")
     with tarfile.open(path) as tar:
-        file = tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/verdict.json")
+        assert {f"{name}/logs/EngineCore.txt", f"{name}/logs/Worker.txt"} <= set(tar.getnames())
+        file = tar.extractfile(f"{name}/verdict.json")
         assert file is not None
         return json.load(file)
 

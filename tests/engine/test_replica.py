@@ -61,6 +61,12 @@ def test_the_planner_predicts_the_next_start_from_the_ledger(served):
     assert planned.plan.start.expected_s == pytest.approx(start.total_s, abs=0.1)
 
 
+def test_serves_own_log_of_the_replica_goes_on_after_vllms_start(served):
+    """People are sent to it for a failed start, a hang and the evidence."""
+    (log,) = (served.ray.temp_dir / "session_latest/logs/serve").glob("replica_*.log")
+    assert f"start {served.plan.revision}: ready after" in log.read_text()
+
+
 def test_a_client_that_leaves_ends_its_generation(served):
     """The engine stops working for a client that hung up, long before the answer would be whole."""
     before = metrics(served)["vllm:generation_tokens_total"]

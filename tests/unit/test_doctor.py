@@ -103,6 +103,19 @@ def test_an_effect_comes_after_its_cause():
     assert tags(f"{hang}\n{OOM.format(15)}") == ["oom-runtime", "nccl-hang"]
 
 
+def test_an_effect_does_not_hide_an_exception_that_nothing_explains():
+    """That the engine died says less than what it died of; a cause needs no such line."""
+    odd = "ERROR 10-01 12:14:00 [core.py:1] RuntimeError: could not create a primitive"
+    died = (
+        "ERROR 10-01 12:15:00 [a.py:1] the engine is dead with 8 sequences pending; no new request"
+    )
+    verdict = diagnose(f"{odd}\n{died}\n{DEAD}")
+    assert [cause.tag for cause in verdict.causes] == ["engine-dead"]
+    assert verdict.first_error.line == 1
+    assert "could not create a primitive" in render(verdict, 1)
+    assert diagnose(f"{odd}\n{OOM.format(15)}").first_error is None
+
+
 def test_wrappers_never_count_when_something_better_is_there():
     """A wrapper is left out as soon as one line says more."""
     assert tags(f"{DEAD}\n{OOM.format(40)}\n{DEAD}") == ["oom-runtime"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tarfile
+import time
 
 import psutil
 import pytest
@@ -25,6 +26,14 @@ a line of the replica's own, api_key=sk-abcdefgh
 def answers(text: str = "", ending: str = ""):
     """A runner whose commands all end so."""
     return lambda _command, _timeout_s: Output(text, ending)
+
+
+def members_of(*children, title):
+    """Children as members, once each has the title that it gives itself."""
+    processes = [psutil.Process(child.pid) for child in children]
+    while not all(" ".join(one.cmdline()).startswith(title) for one in processes):
+        time.sleep(0.01)
+    return evidence.members(processes)
 
 
 def stop(process):
@@ -54,6 +63,64 @@ def test_the_last_lines_are_kept_for_each_rank_without_prompts_and_keys(tmp_path
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Received request x: prompt: 'debts', params: 1",
+        "engine_prompt='debts'",
+        "Received prompt 'debts of mine'",
+        "multi_modal_prompt: debts",
+        '{"messages": [{"role": "user", "content": "debts"}]}',
+        "{'role': 'user', 'content': 'debts'}",
+        "ValidationError: 1 for X [type=int, input_value='debts', input_type=str]",
+        'Failed on body {"input": "debts"}',
+        "Generated text: debts",
+    ],
+)
+def test_what_a_client_sent_is_left_out(line):
+    """Prompts as vLLM, pydantic and request bodies print them."""
+    assert "debts" not in evidence.without_prompt(line)
+
+
+def test_the_engines_own_figures_stay():
+    """A word such as prompt in a line of statistics hides nothing of it."""
+    line = "Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs"
+    assert evidence.without_prompt(line) == line
+
+
+def test_the_rest_of_a_line_that_was_cut_is_left_out(tmp_path, monkeypatch):
+    """Where the end of a log begins within a prompt, the word before it is gone."""
+    monkeypatch.setattr(evidence, "MOST_LOG", 40)
+    path = tmp_path / "worker.out"
+    path.write_text("prompt: 'tell me of my many old debts'\n" + "a line\n")
+    assert evidence.last_lines(path) == {"replica": ["a line\n"]}
+    path.write_text("prompt: 'tell me of " + "my many old debts" * 9)
+    assert "debts" not in "".join(evidence.last_lines(path)["replica"])
+
+
+def test_a_metric_that_fails_costs_the_metrics_alone(tmp_path):
+    """The other parts are written all the same."""
+
+    def broken():
+        raise RuntimeError("dictionary changed size during iteration")
+
+    path, _ = evidence.bundle(tmp_path, {}, [], logs=[], metrics=broken)
+    assert "not read: RuntimeError" in members(path)["metrics.txt"]
+
+
+def test_what_others_put_into_the_folder_stays_and_no_link_is_followed(tmp_path):
+    """Only bundles are dropped; a link in a draft's place ends the writing, not its target."""
+    (tmp_path / "mine.tar.gz").touch()
+    target = tmp_path / "target"
+    (tmp_path / ".20300101T000000Z-a.part").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        evidence.write_bundle(tmp_path, "20300101T000000Z-a", {}, {}, now_s=0)
+    assert not target.exists()
+    for number in range(evidence.MOST_BUNDLES + 3):
+        evidence.write_bundle(tmp_path, f"203001{number + 10}T000000Z-a", {}, {}, now_s=0)
+    assert (tmp_path / "mine.tar.gz").exists()
+
+
 def test_a_log_of_a_gigabyte_costs_its_end_alone(tmp_path):
     """Only the end is read, and of it so many lines a rank."""
     path = tmp_path / "worker.out"
@@ -64,6 +131,14 @@ def test_a_log_of_a_gigabyte_costs_its_end_alone(tmp_path):
     lines = evidence.last_lines(path)["EngineCore"]
     assert len(lines) == evidence.MOST_LINES
     assert lines[-1].endswith("line 999\n")
+
+
+def test_requests_do_not_push_out_what_the_engine_said(tmp_path):
+    """Serve writes a line for each request, and /metrics is asked all day."""
+    access = "INFO 2026-11-30 21:17:13,205 bench_Engine dokx87n5 04bf3e89 -- POST /fdd539a5 200 183.6ms\n"
+    path = tmp_path / "worker.out"
+    path.write_text("the engine hangs\n" + access * 1000)
+    assert evidence.last_lines(path) == {"replica": ["the engine hangs\n"]}
 
 
 def test_a_log_that_is_gone_says_so(tmp_path):
@@ -113,18 +188,19 @@ def _full_disk(*_args, **_rest):
 def test_only_the_newest_bundles_stay(tmp_path):
     """A replica that fails every hour does not fill the disk."""
     for number in range(evidence.MOST_BUNDLES + 3):
-        path = evidence.write_bundle(tmp_path, f"b{number:02}", {}, {}, now_s=number)
-        os.utime(path, (number, number))
+        name = f"203001{number + 10}T000000Z-a"
+        path = evidence.write_bundle(tmp_path, name, {}, {}, now_s=number)
+        os.utime(path, (-number, -number))  # a clock that was set tells nothing
     names = sorted(entry.name for entry in tmp_path.iterdir())
     assert len(names) == evidence.MOST_BUNDLES
-    assert names[0] == "b03.tar.gz"
+    assert names[0] == "20300113T000000Z-a.tar.gz"
 
 
 def test_a_stopped_process_is_seen_as_stopped_and_one_that_is_gone_as_gone():
     """Real processes: the kernel's letter, and the title that one had while it ran."""
     stopped = subprocess.Popen(["sleep", "60"])
     gone = subprocess.Popen(["sleep", "61"])
-    engine = evidence.members([psutil.Process(stopped.pid), psutil.Process(gone.pid)])
+    engine = members_of(stopped, gone, title="sleep 6")
     gone.kill()
     gone.wait()
     try:
@@ -141,20 +217,20 @@ def test_a_stopped_process_is_seen_as_stopped_and_one_that_is_gone_as_gone():
 
 def test_the_bundle_names_the_silent_rank(tmp_path):
     """From real processes to the file: the stopped one stands in verdict.json."""
-    with subprocess.Popen(["sleep", "60"]) as child:
-        process = psutil.Process(child.pid)
-        stop(process)
+    with subprocess.Popen(["bash", "-c", "exec -a VLLM::Worker_TP1 sleep 60"]) as child:
+        (member,) = members_of(child, title="VLLM::Worker_TP1")
+        stop(member.process)
         try:
             path, silent = evidence.bundle(
                 tmp_path,
                 {"state": "hung", "revision": "abc"},
-                evidence.members([process]),
+                [member],
                 logs=[],
                 metrics=str,
             )
         finally:
             child.kill()
-    assert [rank.pid for rank in silent] == [process.pid]
+    assert [rank.pid for rank in silent] == [child.pid]
     verdict = json.loads(members(path)["verdict.json"])
     assert "is stopped by a signal" in verdict["silent"][0]
     assert "-abc" in path.name

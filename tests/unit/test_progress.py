@@ -40,7 +40,7 @@ class Watch:
         steps_a_second: float = 0,
         answers: bool = False,
         paused: bool = False,
-        dead: str = "",
+        dead: bool = False,
         every_s: float = 1.0,
     ) -> State:
         """Watch for so many seconds; `answers`: whether the engine answers probes."""
@@ -52,7 +52,7 @@ class Watch:
             self.steps += int(whole)
             if self.probe and answers:
                 self.probe, self.steps = 0, self.steps + 1
-            look = Look(self.now_s, self.steps, pending, self.probe, paused, dead)
+            look = Look(self.now_s, self.steps, pending, self.probe, self.sent, paused, dead)
             self.progress = follow(self.progress, look, self.limits)
             self.states.append(judge(self.progress, self.limits))
             if wants_probe(self.progress, self.limits):
@@ -84,7 +84,7 @@ def test_a_dead_engine_is_dead_at_once():
     """vLLM's own word is enough: no second signal is waited for."""
     watch = Watch()
     watch.look(5, pending=4, steps_a_second=100)
-    assert watch.look(1, pending=4, dead="its processes have ended") is State.DEAD
+    assert watch.look(1, pending=4, dead=True) is State.DEAD
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,28 @@ def test_one_probe_is_out_at_a_time_and_none_while_paused_or_dead():
     watch = Watch()
     watch.look(300, pending=4)
     assert watch.sent == 1
-    for look in (Look(0, 0, 4, paused=True), Look(0, 0, 4, dead="gone"), Look(0, 0, 4, probe=1)):
-        assert not wants_probe(Progress(look, quiet_s=500, still_s=500), LIMITS)
+    for look in (Look(0, 0, 4, paused=True), Look(0, 0, 4, dead=True), Look(0, 0, 4, probe=1)):
+        assert not wants_probe(Progress(look, quiet_s=500, still_s=500, rest_s=500), LIMITS)
+    assert wants_probe(Progress(Look(0, 0, 4), quiet_s=500, rest_s=500), LIMITS)
+
+
+@pytest.mark.parametrize("pending, most", [(1, 600 / LIMITS.probe_s), (0, 600 / IDLE_PROBE_S)])
+def test_probes_that_fail_come_at_the_pace_of_their_deadline_and_kill_nothing(pending, most):
+    """A probe that never reached the engine is no signal; the next waits as if it had stood."""
+    watch = Watch()
+    for _ in range(600):
+        watch.look(1, pending=pending)
+        watch.probe = 0  # failed before the next look
+    assert 2 < watch.sent <= most
+    assert State.HUNG not in watch.states
 
 
 def test_every_limit_finds_a_hang_within_fifteen_seconds_of_it():
     """From the shortest limit to ten minutes, the verdict comes soon after `stall_s`."""
-    for stall_s in (4, 10, 60, 600):
+    for stall_s in (0.5, 4, 10, 60, 600):
         watch = Watch(Limits(stall_s))
         watch.look(5, pending=1, steps_a_second=10)
-        watch.look(stall_s - 1, pending=1)
+        watch.look(max(0, stall_s - 1), pending=1)
         assert State.HUNG not in watch.states
         assert watch.look(10, pending=1) is State.HUNG
 

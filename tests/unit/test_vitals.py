@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from rayserve.errors import EngineHungError
+from rayserve.health.progress import Limits
+from rayserve.serving import vitals
 from rayserve.serving.door import Door
 from rayserve.serving.load import EngineLoad
 from rayserve.serving.vitals import Gauges, Vitals
@@ -24,9 +27,20 @@ class FakeEngine:
     """A stand-in for vLLM's engine, which no machine can make hang on demand in a unit test."""
 
     def __init__(self):
-        self.errored = False
+        self.dead = False
         self.dead_error = DeadError("dead")
         self.paused = False
+        self.fails = lambda: None
+
+    @property
+    def errored(self):
+        if error := self.fails():
+            raise error
+        return self.dead
+
+    @errored.setter
+    def errored(self, dead):
+        self.dead = dead
 
     async def check_health(self):
         if self.errored:
@@ -39,7 +53,7 @@ class FakeEngine:
 class Bench:
     """A replica's watch with its engine, driven look by look."""
 
-    def __init__(self, evidence=lambda _verdict: "nothing"):
+    def __init__(self, evidence):
         self.engine, self.load, self.clock = FakeEngine(), EngineLoad(), Clock()
         self.door = Door(App(), plan())
         self.door.open()
@@ -63,13 +77,29 @@ class Bench:
             self.vitals._consider(self.vitals._limits)
             await asyncio.sleep(0)
 
+    def count(self, outcome):
+        """Probes that ended so, as the metric has it."""
+        return self.registry.get_sample_value("rayserve_engine_probes_total", {"outcome": outcome})
+
 
 @pytest.fixture
-async def bench():
-    """A watch that is ended after the test."""
-    made = Bench()
-    yield made
-    made.vitals.stop()
+async def made():
+    """Makes watches, and ends them after the test."""
+    all_of_them = []
+
+    def make(evidence=lambda _verdict: "nothing"):
+        all_of_them.append(Bench(evidence))
+        return all_of_them[-1]
+
+    yield make
+    for one in all_of_them:
+        one.vitals.stop()
+
+
+@pytest.fixture
+async def bench(made):
+    """A watch."""
+    return made()
 
 
 async def test_a_hang_closes_the_door_before_serve_hears_of_it(bench):
@@ -78,6 +108,7 @@ async def test_a_hang_closes_the_door_before_serve_hears_of_it(bench):
     await bench.look(int(STALL_S) + 3)
     assert bench.asked == ["rayserve-probe-1"]
     assert bench.door._closed_for[0] == "unhealthy"
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
     with pytest.raises(EngineHungError, match="2 sequences pending"):
         await bench.vitals.check()
 
@@ -88,38 +119,56 @@ async def test_a_dead_engine_fails_with_vllms_own_error(bench):
     bench.engine.errored = True
     await bench.look(1)
     assert bench.door._closed_for[0] == "unhealthy"
-    with pytest.raises(DeadError):
-        await bench.vitals.check()
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
+    for _ in range(3):
+        with pytest.raises(DeadError) as seen:
+            await bench.vitals.check()
+    assert len(seen.traceback) == 2
 
 
-async def test_the_check_waits_for_the_evidence():
-    """Serve kills a replica whose check fails, so the bundle is whole before."""
-    order = []
-    bench = Bench(evidence=lambda verdict: order.append(verdict["state"]) or "written")
+async def test_the_check_passes_until_the_evidence_is_written(made):
+    """Serve kills a replica whose check fails or is late, so the bundle is whole before."""
+    go, order = threading.Event(), []
+
+    def slow(verdict):
+        go.wait(10)
+        order.append(verdict["state"])
+        return "written"
+
+    bench = made(slow)
     bench.engine.errored = True
-    await bench.look(1)
+    await bench.vitals.check()  # sees it sooner than the next look
+    assert bench.door._closed_for[0] == "unhealthy"
+    await bench.vitals.check()
+    assert order == []
+    go.set()
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
     with pytest.raises(DeadError):
         await bench.vitals.check()
     assert order == ["dead"]
-    bench.vitals.stop()
 
 
-async def test_evidence_that_cannot_be_written_holds_up_nothing():
-    """A full disk costs the bundle, not the verdict."""
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), TimeoutError(), KeyError("a bug")]
+)
+async def test_evidence_that_cannot_be_written_holds_up_nothing(made, error, caplog):
+    """A full disk, a host that hangs, or a bug of ours costs the bundle, not the verdict."""
 
-    def full(_verdict):
-        raise OSError(28, "No space left on device")
+    def fails(_verdict):
+        raise error
 
-    bench = Bench(evidence=full)
+    bench = made(fails)
     bench.engine.errored = True
     await bench.look(1)
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
     with pytest.raises(DeadError):
         await bench.vitals.check()
-    bench.vitals.stop()
+    await asyncio.sleep(0)
+    assert type(error).__name__ in caplog.text
 
 
-async def test_a_probe_that_is_answered_with_an_error_is_answered(bench):
-    """An engine that refuses a probe is alive; the next one goes out when it is time again."""
+async def test_a_probe_that_fails_is_sent_anew_at_its_pace_and_told_once(bench, caplog):
+    """It says nothing of the engine: no verdict, no storm of requests, no log full of tracebacks."""
 
     async def refuse(name):
         bench.asked.append(name)
@@ -128,8 +177,31 @@ async def test_a_probe_that_is_answered_with_an_error_is_answered(bench):
     bench.vitals._ask = refuse
     bench.door._pending = 1
     await bench.look(60)
-    assert len(bench.asked) > 1
+    assert 3 <= len(bench.asked) <= 60 / 5
+    assert bench.count("failed") == len(bench.asked)
+    assert caplog.text.count("no such task") == 2  # message and traceback, once
     await bench.vitals.check()
+    assert bench.door._closed_for == ("", "")
+
+
+async def test_a_probe_that_comes_back_is_counted(bench):
+    """An idle engine is asked once a minute."""
+    bench.answer.set()
+    await bench.look(130)
+    assert bench.count("answered") == len(bench.asked) == 2
+
+
+async def test_a_look_that_fails_does_not_end_the_watch(made, monkeypatch):
+    """Whatever went wrong in one look, the next one sees the engine die."""
+    monkeypatch.setattr(vitals, "Limits", lambda stall_s: Limits(stall_s, look_s=0.01))
+    bench = made()
+    broken = iter([RuntimeError("once")])
+    bench.engine.fails = lambda: next(broken, None)
+    await asyncio.sleep(0.1)
+    bench.engine.errored = True
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
+    assert bench.door._closed_for[0] == "unhealthy"
+    assert next(broken, None) is None
 
 
 async def test_a_paused_engine_is_left_alone(bench):
@@ -139,6 +211,19 @@ async def test_a_paused_engine_is_left_alone(bench):
     await bench.look(100)
     await bench.vitals.check()
     assert bench.door._closed_for == ("", "")
+
+
+async def test_an_engine_that_no_longer_says_that_it_is_paused_is_not(bench, monkeypatch):
+    """A pause that was seen once does not blind the watch when the engine hangs after it."""
+    bench.engine.paused = True
+    bench.door._pending = 1
+    await bench.look(30)
+    monkeypatch.setattr(bench.engine, "is_paused", bench.answer.wait)
+    monkeypatch.setattr(Limits, "probe_s", 0.01)
+    await bench.look(1)
+    await asyncio.sleep(0.05)
+    await bench.look(int(STALL_S) + 5)
+    assert bench.door._closed_for[0] == "unhealthy"
 
 
 async def test_an_engine_that_works_is_never_asked(bench):

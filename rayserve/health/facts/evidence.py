@@ -1,9 +1,13 @@
-"""What a replica leaves behind before it is given up: one file, of bounded size, without prompts.
+"""What a replica leaves behind before it is given up: one file, of bounded size.
 
 Serve kills a replica whose health check fails, and with it all that could tell why. So its processes,
 their stacks, the last lines of their logs, the engine's metrics, the kernel's log and the GPUs' state
-are written first. Each is asked with a deadline of its own, since the host may hang as the engine does;
-what does not answer is left out, and says so in its place.
+are written first. Each command is given a deadline, since the host may hang as the engine does; what
+does not answer is left out, and says so in its place.
+
+Prompts are kept out: stacks are taken without local variables, and log lines end at the words after
+which vLLM and its libraries print what a client sent. A line that only continues a prompt cannot be
+told; vLLM logs prompts when it is asked to (`enable_log_requests` at level DEBUG).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import psutil
 
 from rayserve.doctor.masks import masked
 from rayserve.health.facts.run import Runner, run
-from rayserve.health.readings.ranks import Sight, Silent, silent_ranks
+from rayserve.health.readings.ranks import GONE, UNREAD, Sight, Silent, silent_ranks
 from rayserve.units import MIB
 
 FOLDER: Final = "evidence"
@@ -37,14 +41,29 @@ MOST_PART: Final = MIB
 """Bytes of one part; of a longer one the end is kept."""
 MOST_BUNDLES: Final = 10
 """Older ones go when a new one is written."""
+DRAFT_S: Final = 600.0
+"""A draft is nobody's after so long."""
 MOST_LINES: Final = 200
 """Of a rank's log."""
+MOST_RANKS: Final = 256
+REPLICA: Final = "replica"
+"""Whose lines carry no rank's name."""
 MOST_LOG: Final = 8 * MIB
 """Bytes at the end of a log file that are looked at."""
 STACK_S: Final = 4.0
 COMMAND_S: Final = 4.0
-_PROMPT = re.compile(r"(\bprompt\w*['\"]?\s*[=:]).*", re.IGNORECASE)
-_RANK = re.compile(r"^(?:\x1b\[[\d;]*m)*\((?P<rank>\w+)(?: pid=\d+)?\)")
+TWICE_S: Final = 0.5
+"""A process in the kernel is looked at once more: any page that is read puts it there for a moment."""
+_PROMPT = re.compile(
+    r"((?:\w*prompt\w*|\bmessages|\bcontent|\binput(?:_value)?|generated[ _]text)['\"]?\s*[=:'\"]).*",
+    re.IGNORECASE,
+)
+_RANK = re.compile(
+    r"^(?:\x1b\[[\d;]*m)*\((?P<rank>(?:EngineCore|Worker|APIServer)\w*)(?: pid=\d+)?\)"
+)
+_ACCESS = re.compile(r" -- [A-Z]+ \S+ \d{3} [\d.]+ms$")
+"""Serve's line of a request: they would push out all others."""
+_BUNDLE = re.compile(r"\d{8}T\d{6}Z-.*\.tar\.gz")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -76,21 +95,35 @@ def read_sights(engine: Sequence[Member], *, run: Runner = run) -> tuple[Sight, 
 
 
 def _sight(member: Member, run: Runner) -> Sight:
-    name, process, state = member.name, member.process, ""
-    # A process id is given anew; psutil compares the time of the start.
-    with contextlib.suppress(psutil.Error, OSError):
-        if not process.is_running():
-            return Sight(name, process.pid, "")
-        # psutil's word for the state has no letter for some; the kernel's own is what readers know.
-        stat = Path("/proc", str(process.pid), "stat").read_text(encoding="utf-8", errors="replace")
-        state = stat.rpartition(") ")[2][:1]
+    name, process = member.name, member.process
+    state = _state(process)
+    if state == "D":
+        time.sleep(TWICE_S)
+        state = _state(process)
+    spy = shutil.which("py-spy", path=os.pathsep.join((*_own_bin(), os.environ.get("PATH", ""))))
+    if state == GONE or spy is None:
+        why = "py-spy is not installed" if state != GONE else "the process has ended"
+        return Sight(name, process.pid, state, no_stack=why)
     # --nonblocking: py-spy would else stop the process to read it, and leave it stopped if it is
     # killed meanwhile; one that a signal stopped already it would refuse.
-    spy = shutil.which("py-spy", path=os.pathsep.join((*_own_bin(), os.environ.get("PATH", ""))))
-    if not state or spy is None:
-        return Sight(name, process.pid, state)
     out = run((spy, "dump", "--nonblocking", "--pid", str(process.pid)), STACK_S)
-    return Sight(name, process.pid, state, out.text if out.ok else "")
+    if out.ok:
+        return Sight(name, process.pid, state, out.text)
+    return Sight(name, process.pid, state, no_stack=f"py-spy: {out.ending}\n{out.text}")
+
+
+def _state(process: psutil.Process) -> str:
+    """The kernel's letter: psutil's word for the state has none for some."""
+    try:
+        # A process id is given anew; psutil compares the time of the start.
+        if not process.is_running():
+            return GONE
+        stat = Path("/proc", str(process.pid), "stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+        return GONE
+    except (OSError, psutil.Error):
+        return UNREAD
+    return stat.rpartition(") ")[2][:1]
 
 
 def _own_bin() -> tuple[str, ...]:
@@ -113,17 +146,25 @@ def collect(
         asked = {name: pool.submit(run, line, COMMAND_S) for name, line in commands.items()}
         parts = {"processes.txt": _processes(sights)}
         for sight in sights:
-            text = sight.stack or "no stack: py-spy did not answer, or is not installed\n"
+            text = sight.stack or f"no stack: {sight.no_stack}\n"
             parts[f"stacks/{sight.pid}.txt"] = f"{sight.name}\n{text}"
         for path in logs:
             for rank, lines in last_lines(path).items():
                 name = f"logs/{rank}.txt"
                 parts[name] = parts.get(name, "") + "".join(lines)
-        parts["metrics.txt"] = metrics()
+        parts["metrics.txt"] = _told(metrics)
         for name, answer in asked.items():
             out = answer.result()
             parts[name] = out.text if out.ok else f"not read: {out.ending}\n{out.text}"
     return parts
+
+
+def _told(ask: Callable[[], str]) -> str:
+    """A part that is asked in this process: a collector that fails must not cost the others."""
+    try:
+        return ask()
+    except (ValueError, RuntimeError, OSError) as error:
+        return f"not read: {error!r}\n"
 
 
 def _processes(sights: Sequence[Sight]) -> str:
@@ -151,18 +192,26 @@ def last_lines(path: Path) -> Mapping[str, Sequence[str]]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST_LOG))
-            text = file.read(MOST_LOG).decode(errors="replace")
+            # The first line may be the rest of one, and so of a prompt.
+            cut = file.tell() and file.readline(MOST_LOG)
+            lines = file.read(MOST_LOG).decode(errors="replace").splitlines()
     except OSError as error:
-        return {"replica": [f"{path}: {error.strerror}\n"]}
-    for line in text.splitlines():
+        return {REPLICA: [f"{path}: {error.strerror}\n"]}
+    if cut and not lines:
+        return {REPLICA: [f"{path}: one line of more than {MOST_LOG // MIB} MiB\n"]}
+    for line in lines:
+        if _ACCESS.search(line):
+            continue
         match = _RANK.match(line)
-        rank = match["rank"] if match else "replica"
-        ranks.setdefault(rank, deque(maxlen=MOST_LINES)).append(without_prompt(line) + "\n")
-    return ranks
+        rank = match["rank"] if match else REPLICA
+        if rank not in ranks and len(ranks) >= MOST_RANKS:
+            rank = REPLICA
+        ranks.setdefault(rank, deque(maxlen=MOST_LINES)).append(line)
+    return {rank: [without_prompt(line) + "\n" for line in last] for rank, last in ranks.items()}
 
 
 def without_prompt(line: str) -> str:
-    """A line of a log without colours, keys, passwords, and without what follows the word `prompt`."""
+    """A line of a log without colours, keys, passwords, and without what a client sent."""
     return _PROMPT.sub(r"\1 (left out)", masked(_COLOUR.sub("", line)))
 
 
@@ -176,12 +225,12 @@ def write_bundle(
     Raises:
         OSError: the folder does not take it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{name}.tar.gz"
-    draft = folder / f".{name}.{os.getpid()}.part"
+    draft = folder / f".{name}.part"
     whole = {"verdict.json": json.dumps(verdict, indent=1) + "\n", **parts}
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
             for part, text in whole.items():
                 data = text.encode(errors="replace")[-MOST_PART:]
@@ -191,14 +240,19 @@ def write_bundle(
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    _drop_old(folder)
+    _drop_old(folder, path)
     return path
 
 
-def _drop_old(folder: Path) -> None:
+def _drop_old(folder: Path, newest: Path) -> None:
+    """Leave the newest bundles, by the time in their names, and what is none."""
     with contextlib.suppress(OSError):
-        bundles = sorted(folder.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
-        for path in bundles[:-MOST_BUNDLES]:
+        others = sorted(path for path in folder.iterdir() if _BUNDLE.fullmatch(path.name))
+        others = [path for path in others if path != newest]
+        # A replica that was killed while it wrote leaves its draft.
+        old = time.time() - DRAFT_S
+        drafts = [path for path in folder.glob(".*.part") if path.lstat().st_mtime < old]
+        for path in (*others[: 1 - MOST_BUNDLES], *drafts):
             path.unlink(missing_ok=True)
 
 

@@ -14,26 +14,30 @@ from typing import Final
 
 _THREAD = re.compile(r"^Thread \S+ \((?P<state>[^)]*)\)(?:: \"(?P<name>.*)\")?$", re.MULTILINE)
 _FRAME = re.compile(r"^\s+(?P<function>\S.*?) \((?P<place>[^()]*)\)$")
+RANKS: Final = "VLLM::"
+"""How vLLM's processes are titled. Beside them are Python's own: fork server, resource tracker."""
 WAITS: Final = frozenset(
     {
         "acquire_read", "acquire_write", "dequeue", "enqueue", "wait", "wait_for", "_wait_for_tstate_lock",
-        "recv", "recv_bytes", "recv_multipart", "recv_string", "poll", "select", "sched_yield",
+        "recv", "_recv", "_recv_bytes", "recv_bytes", "recv_multipart", "recv_string", "poll", "_poll", "select", "sched_yield",
         "barrier", "all_reduce", "_all_reduce_in_place", "_all_reduce_out_place", "all_gather",
         "all_gather_into_tensor", "reduce_scatter", "broadcast", "broadcast_object", "gather", "send",
         "get", "get_response", "sleep", "spin",
     }
 )  # fmt: skip
 """Functions, innermost first, in which a process waits for another: those of vLLM's message queues and
-of torch's collectives, and what they call."""
+of torch's collectives, and what they call. py-spy puts the class before the name on Python 3.11 and later."""
 _INNERMOST: Final = 4
 """So many frames are asked for one of them."""
+GONE: Final = ""
+UNREAD: Final = "?"
 _KERNEL: Final = {
     "T": "is stopped by a signal",
     "t": "is stopped by a debugger",
     "D": "hangs in the kernel, in a driver or a file system",
     "Z": "has ended",
     "X": "has ended",
-    "": "has ended",
+    GONE: "has ended",
 }
 
 
@@ -45,9 +49,11 @@ class Sight:
     """Its title: `VLLM::EngineCore`, `VLLM::Worker_TP3`."""
     pid: int
     state: str
-    """The kernel's letter (proc(5)); empty where it is gone."""
+    """The kernel's letter (proc(5)); GONE, or UNREAD where it could not be asked."""
     stack: str = ""
     """What py-spy's `dump` printed; empty where it could not."""
+    no_stack: str = ""
+    """Why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +69,19 @@ class Silent:
 
 
 def silent_ranks(sights: Sequence[Sight]) -> tuple[Silent, ...]:
-    """Those that do not do their part, in the order given; empty where nothing tells them apart."""
+    """Those that do not do their part, in the order given; empty where nothing tells them apart.
+
+    Only processes that vLLM titled are judged: a helper that ended or idles is none of them.
+    """
+    ranks = [sight for sight in sights if sight.name.startswith(RANKS)]
     halted = tuple(
         Silent(sight.name, sight.pid, _KERNEL[sight.state])
-        for sight in sights
+        for sight in ranks
         if sight.state in _KERNEL
     )
     if halted:
         return halted
-    frames = [(sight, main_stack(sight.stack)) for sight in sights]
+    frames = [(sight, main_stack(sight.stack)) for sight in ranks]
     seen = [(sight, stack) for sight, stack in frames if stack]
     alone = [(sight, stack) for sight, stack in seen if not _waits(stack)]
     # One that computes among others that wait. Where several compute, or one alone was seen, the
@@ -101,4 +111,5 @@ def _frames(lines: Iterable[str]) -> Iterable[str]:
 
 
 def _waits(stack: Sequence[str]) -> bool:
-    return any(frame.partition(" (")[0] in WAITS for frame in stack[:_INNERMOST])
+    names = (frame.partition(" (")[0] for frame in stack[:_INNERMOST])
+    return any(name.rpartition(".")[2] in WAITS for name in names)
