@@ -251,7 +251,7 @@ def test_a_wait_is_told_before_it_begins_and_while_it_lasts():
     starting = [AppStatus("DEPLOYING", traceback, proxies_healthy=False)] * (2 * polls)
     run(FakeServe(NOTHING, *starting, RUNNING), tell=told.append)
     assert told[:2] == [
-        f"waiting for Ray's dashboard, at most {DASHBOARD_S:.0f} s",
+        f"waiting for Ray's dashboard (--dashboard-port names its port), at most {DASHBOARD_S:.0f} s",
         f"waiting for a ready replica of {APP}, at most {START_S:.0f} s",
     ]
     assert [line.split(":")[0] for line in told[2:]] == ["  after 30 s", "  after 60 s"]
