@@ -163,7 +163,8 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
     try:
         yield mount
     finally:
-        subprocess.run(["umount", mount], check=True)
+        # Lazily: a process that still ends must not keep it mounted.
+        subprocess.run(["umount", "--lazy", mount], check=True)
 
 
 FAULTS = {

@@ -310,6 +310,9 @@ class RayCluster:
         """
         try:
             self._stop_processes()
+        except KeyboardInterrupt:  # nothing is left running for one in this very moment
+            self._stop_processes()
+            raise
         finally:
             if not self._keep_logs:
                 shutil.rmtree(self.temp_dir, ignore_errors=True)

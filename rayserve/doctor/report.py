@@ -53,7 +53,10 @@ def _rendered(verdict: Verdict, logs: int) -> str:
         best = verdict.causes[0]
         lines = [f"{best.title} ({best.tag}, {best.confidence} confidence)", *_details(best)]
         if verdict.first_error is not None:
-            lines += ["", f"first error that is not explained: {_place(verdict.first_error)}"]
+            lines += [
+                "",
+                f"first error that is not explained, and may be another matter: {_place(verdict.first_error)}",
+            ]
         for cause in verdict.causes[1:MOST_CAUSES]:
             lines += ["", f"also: {cause.title} ({cause.tag}, {cause.confidence} confidence)"]
             lines += _details(cause)

@@ -121,7 +121,9 @@ class Vitals:
             self._consider(self._limits)
 
     def _consider(self, limits: Limits) -> None:
-        """One look, and what it asks for."""
+        """One look, and what it asks for; none once the engine was given up."""
+        if self._failure is not None:
+            return
         self._progress = follow(self._progress, self._look(), limits)
         state = judge(self._progress, limits)
         self._gauges.state.state(state.value)

@@ -75,6 +75,7 @@ def test_the_last_lines_are_kept_for_each_rank_without_prompts_and_keys(tmp_path
         "ValidationError: 1 for X [type=int, input_value='debts', input_type=str]",
         'Failed on body {"input": "debts"}',
         "Generated text: debts",
+        "Generated response x (streaming delta): output: 'debts', output_token_ids: None",
     ],
 )
 def test_what_a_client_sent_is_left_out(line):
@@ -119,6 +120,32 @@ def test_what_others_put_into_the_folder_stays_and_no_link_is_followed(tmp_path)
     for number in range(evidence.MOST_BUNDLES + 3):
         evidence.write_bundle(tmp_path, f"203001{number + 10}T000000Z-a", {}, {}, now_s=0)
     assert (tmp_path / "mine.tar.gz").exists()
+
+
+def test_a_line_of_one_long_word_costs_no_more_than_its_length(tmp_path):
+    """The replica's own loop stands still while a line is looked at."""
+    path = tmp_path / "worker.out"
+    path.write_text("x" * 2**20 + "\n" + "prompt" * 2**18 + "\n")
+    began = time.monotonic()
+    evidence.last_lines(path)
+    assert time.monotonic() - began < 2
+
+
+def test_the_second_writer_of_one_name_leaves_the_first_alone(tmp_path):
+    """Its error is its own: the draft that stands there is another's."""
+    draft = tmp_path / ".20300101T000000Z-a.part"
+    draft.touch()
+    with pytest.raises(FileExistsError):
+        evidence.write_bundle(tmp_path, "20300101T000000Z-a", {}, {}, now_s=0)
+    assert draft.exists()
+
+
+def test_an_entry_that_cannot_be_dropped_keeps_no_other(tmp_path):
+    """A folder that is named as a bundle stays, the bundles beside it go."""
+    (tmp_path / "20250101T000000Z-a.tar.gz").mkdir()
+    for number in range(evidence.MOST_BUNDLES + 3):
+        evidence.write_bundle(tmp_path, f"203001{number + 10}T000000Z-a", {}, {}, now_s=0)
+    assert len(list(tmp_path.glob("2030*"))) <= evidence.MOST_BUNDLES
 
 
 def test_a_log_of_a_gigabyte_costs_its_end_alone(tmp_path):

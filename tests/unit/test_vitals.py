@@ -141,6 +141,7 @@ async def test_the_check_passes_until_the_evidence_is_written(made):
     assert bench.door._closed_for[0] == "unhealthy"
     await bench.vitals.check()
     assert order == []
+    await bench.look(2)  # the watch goes on for a look, and gives nothing up twice
     go.set()
     await asyncio.wait_for(bench.vitals._told.wait(), 10)
     with pytest.raises(DeadError):

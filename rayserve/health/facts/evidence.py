@@ -45,6 +45,8 @@ DRAFT_S: Final = 600.0
 """A draft is nobody's after so long."""
 MOST_LINES: Final = 200
 """Of a rank's log."""
+MOST_LINE: Final = 4096
+"""Characters of a line that are kept."""
 MOST_RANKS: Final = 256
 REPLICA: Final = "replica"
 """Whose lines carry no rank's name."""
@@ -55,11 +57,12 @@ COMMAND_S: Final = 4.0
 TWICE_S: Final = 0.5
 """A process in the kernel is looked at once more: any page that is read puts it there for a moment."""
 _PROMPT = re.compile(
-    r"((?:\w*prompt\w*|\bmessages|\bcontent|\binput(?:_value)?|generated[ _]text)['\"]?\s*[=:'\"]).*",
+    r"((?:prompt\w{0,40}|messages|content|input|input_value|output|query|documents|generated[ _]text)"
+    r"['\"]?\s*[=:'\"]).*",
     re.IGNORECASE,
 )
 _RANK = re.compile(
-    r"^(?:\x1b\[[\d;]*m)*\((?P<rank>(?:EngineCore|Worker|APIServer)\w*)(?: pid=\d+)?\)"
+    r"^(?:\x1b\[[\d;]*m)*\((?P<rank>(?:EngineCore|Worker|VllmWorker|APIServer)[\w-]*)(?: pid=\d+)?\)"
 )
 _ACCESS = re.compile(r" -- [A-Z]+ \S+ \d{3} [\d.]+ms$")
 """Serve's line of a request: they would push out all others."""
@@ -212,7 +215,7 @@ def last_lines(path: Path) -> Mapping[str, Sequence[str]]:
 
 def without_prompt(line: str) -> str:
     """A line of a log without colours, keys, passwords, and without what a client sent."""
-    return _PROMPT.sub(r"\1 (left out)", masked(_COLOUR.sub("", line)))
+    return _PROMPT.sub(r"\1 (left out)", masked(_COLOUR.sub("", line[:MOST_LINE])))
 
 
 def write_bundle(
@@ -229,8 +232,9 @@ def write_bundle(
     path = folder / f"{name}.tar.gz"
     draft = folder / f".{name}.part"
     whole = {"verdict.json": json.dumps(verdict, indent=1) + "\n", **parts}
+    # Of two writers of one name the second ends here, and leaves the first's draft alone.
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as tar:
             for part, text in whole.items():
                 data = text.encode(errors="replace")[-MOST_PART:]
@@ -246,14 +250,17 @@ def write_bundle(
 
 def _drop_old(folder: Path, newest: Path) -> None:
     """Leave the newest bundles, by the time in their names, and what is none."""
-    with contextlib.suppress(OSError):
-        others = sorted(path for path in folder.iterdir() if _BUNDLE.fullmatch(path.name))
-        others = [path for path in others if path != newest]
-        # A replica that was killed while it wrote leaves its draft.
-        old = time.time() - DRAFT_S
-        drafts = [path for path in folder.glob(".*.part") if path.lstat().st_mtime < old]
-        for path in (*others[: 1 - MOST_BUNDLES], *drafts):
-            path.unlink(missing_ok=True)
+    entries = list(folder.iterdir())
+    others = sorted(path for path in entries if _BUNDLE.fullmatch(path.name) and path != newest)
+    old = time.time() - DRAFT_S
+    for path in others[: 1 - MOST_BUNDLES]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    # A replica that was killed while it wrote leaves its draft.
+    for path in (path for path in entries if path.name.endswith(".part")):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < old:
+                path.unlink()
 
 
 def bundle(

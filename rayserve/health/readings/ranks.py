@@ -22,7 +22,7 @@ WAITS: Final = frozenset(
         "recv", "_recv", "_recv_bytes", "recv_bytes", "recv_multipart", "recv_string", "poll", "_poll", "select", "sched_yield",
         "barrier", "all_reduce", "_all_reduce_in_place", "_all_reduce_out_place", "all_gather",
         "all_gather_into_tensor", "reduce_scatter", "broadcast", "broadcast_object", "gather", "send",
-        "get", "get_response", "sleep", "spin",
+        "get_response", "sleep", "spin",
     }
 )  # fmt: skip
 """Functions, innermost first, in which a process waits for another: those of vLLM's message queues and
