@@ -19,8 +19,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -131,6 +132,17 @@ async def trial(served: Served, load_s: float) -> Seen:
     return seen
 
 
+def as_report(seen: Seen) -> dict[str, Any]:
+    """What a trial saw, for JSON."""
+    # Not asdict(), which makes of a Counter one of pairs.
+    return {
+        "stall_s": STALL_S,
+        "passed": seen.passed,
+        **vars(seen),
+        "answers": dict(seen.answers),
+    }
+
+
 def _bundles(served: Served) -> int:
     return len(list(Path(served.plan.replica.state_dir, FOLDER).glob("*")))
 
@@ -157,8 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = trial_plan(folder)
         with Served(plan, folder) as served:
             seen = asyncio.run(trial(served, options.minutes * 60))
-    report = {"machine": describe(), "stall_s": STALL_S, "passed": seen.passed, **asdict(seen)}
-    text = json.dumps(report, indent=1)
+    text = json.dumps({"machine": describe(), **as_report(seen)}, indent=1)
     path = OUT.parent / "false-kills.json"
     path.write_text(text + "\n")
     print(text)

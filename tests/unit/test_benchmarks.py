@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bad_bodies, bad_sockets, hostile_files, overhead, planner_hostile, stacks
+from benchmarks import (
+    bad_bodies,
+    bad_sockets,
+    false_kills,
+    hostile_files,
+    overhead,
+    planner_hostile,
+    stacks,
+)
 from benchmarks.child import Child
 from benchmarks.load import OUTPUT_TOKENS, PROMPT_WORDS, prompts, request_body
 from benchmarks.soak import CUT_SHARE, jobs
@@ -216,3 +224,14 @@ def test_make_clean_leaves_what_was_measured(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=30)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [run]
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_the_trial_of_false_kills_is_written_and_judged():
+    """Half an hour of load ends in a file; one answer that is no 200 is told, and fails it."""
+    seen = false_kills.Seen(least_waiting=3, served_after_pause=True)
+    seen.answers["200"] += 2
+    report = json.loads(json.dumps(false_kills.as_report(seen)))
+    assert report["answers"] == {"200": 2}
+    assert report["passed"]
+    seen.answers["503"] += 1
+    assert not false_kills.as_report(seen)["passed"]
