@@ -103,13 +103,19 @@ class Line:
 def read_line(raw: bytes) -> Line:
     """What a line says; bytes that are no UTF-8 are replaced."""
     text = raw[:LONGEST_LINE_BYTES].decode("utf-8", "replace").rstrip("\r\n")
-    if "\x1b" in text or "[0m" in text or "m(" in text:
-        text = _COLOURS.sub("", text)
+    text = without_colours(text)
     time_s = time_of(text)
     if text.lstrip().startswith("{"):
         text = _message_of(text)
     match = _PROCESS.search(text, 0, _TIME_WITHIN)
     return Line(text, match[1] if match else "", time_s if time_s is not None else time_of(text))
+
+
+def without_colours(text: str) -> str:
+    """A line without the escapes of a terminal, however they were written."""
+    if "\x1b" in text or "[0m" in text or "m(" in text:
+        return _COLOURS.sub("", text)
+    return text
 
 
 def time_of(text: str) -> float | None:

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import psutil
 
+from rayserve.doctor.lines import without_colours
 from rayserve.doctor.masks import masked
 from rayserve.health.facts.run import Runner, run
 from rayserve.health.readings.ranks import GONE, UNREAD, Sight, Silent, silent_ranks
@@ -61,13 +62,10 @@ _PROMPT = re.compile(
     r"['\"]?\s*[=:'\"]).*",
     re.IGNORECASE,
 )
-_RANK = re.compile(
-    r"^(?:\x1b\[[\d;]*m)*\((?P<rank>(?:EngineCore|Worker|VllmWorker|APIServer)[\w-]*)(?: pid=\d+)?\)"
-)
+_RANK = re.compile(r"^\((?P<rank>(?:EngineCore|Worker|VllmWorker|APIServer)[\w-]*)(?: pid=\d+)?\)")
 _ACCESS = re.compile(r" -- [A-Z]+ \S+ \d{3} [\d.]+ms$")
 """Serve's line of a request: they would push out all others."""
 _BUNDLE = re.compile(r"\d{8}T\d{6}Z-.*\.tar\.gz")
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +105,7 @@ def _sight(member: Member, run: Runner) -> Sight:
     if state == GONE or spy is None:
         why = "py-spy is not installed" if state != GONE else "the process has ended"
         return Sight(name, process.pid, state, no_stack=why)
-    # --nonblocking: py-spy would else stop the process to read it, and leave it stopped if it is
-    # killed meanwhile; one that a signal stopped already it would refuse.
+    # --nonblocking: py-spy would else stop the process to read it, and this one may be killed meanwhile.
     out = run((spy, "dump", "--nonblocking", "--pid", str(process.pid)), STACK_S)
     if out.ok:
         return Sight(name, process.pid, state, out.text)
@@ -202,7 +199,7 @@ def last_lines(path: Path) -> Mapping[str, Sequence[str]]:
         return {REPLICA: [f"{path}: {error.strerror}\n"]}
     if cut and not lines:
         return {REPLICA: [f"{path}: one line of more than {MOST_LOG // MIB} MiB\n"]}
-    for line in lines:
+    for line in map(without_colours, lines):
         if _ACCESS.search(line):
             continue
         match = _RANK.match(line)
@@ -214,8 +211,8 @@ def last_lines(path: Path) -> Mapping[str, Sequence[str]]:
 
 
 def without_prompt(line: str) -> str:
-    """A line of a log without colours, keys, passwords, and without what a client sent."""
-    return _PROMPT.sub(r"\1 (left out)", masked(_COLOUR.sub("", line[:MOST_LINE])))
+    """A line of a log without keys, passwords, and without what a client sent."""
+    return _PROMPT.sub(r"\1 (left out)", masked(line[:MOST_LINE]))
 
 
 def write_bundle(
@@ -250,7 +247,9 @@ def write_bundle(
 
 def _drop_old(folder: Path, newest: Path) -> None:
     """Leave the newest bundles, by the time in their names, and what is none."""
-    entries = list(folder.iterdir())
+    entries: list[Path] = []
+    with contextlib.suppress(OSError):  # the bundle is written, whatever becomes of older ones
+        entries = list(folder.iterdir())
     others = sorted(path for path in entries if _BUNDLE.fullmatch(path.name) and path != newest)
     old = time.time() - DRAFT_S
     for path in others[: 1 - MOST_BUNDLES]:
