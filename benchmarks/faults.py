@@ -78,6 +78,8 @@ class Row:
     doctor_tag: str
     doctor_title: str
     why_lost: dict[str, int]
+    statuses: dict[str, int]
+    """Of the refused, by HTTP status."""
     passed: bool
 
 
@@ -229,6 +231,7 @@ def judged(fault: Fault, served: Served, seen: tuple[Load, float | None, float |
         cause.get("tag", ""),
         cause.get("title", ""),
         dict(load.faults),
+        {str(status): count for status, count in sorted(load.refused.items())},
         passed,
     )
 

@@ -92,6 +92,11 @@ def _haproxy(spec: ClusterSpec, max_tokens: int) -> list[NamedValue]:
             "without splice, with which it misses clients that leave; `rayserve env` has the path",
         ),
         (
+            "RAY_SERVE_HAPROXY_RETRY_ON",
+            "conn-failure 503",
+            "a replica that answers 503 has begun nothing: another one takes the request",
+        ),
+        (
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
             hard_stop_s,
             HARD_STOP.format(

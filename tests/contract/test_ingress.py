@@ -1,9 +1,11 @@
-"""Does HAProxy, as Serve runs it for us, tell the server that a client left?"""
+"""Does HAProxy, as Serve runs it for us, do what the plan counts on?"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 
@@ -34,25 +36,33 @@ frontend clients
 backend server
     server one 127.0.0.1:{back}
 """
+Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 CLIENTS = 16
 NOTICED_WITHIN_S = 3
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, text: str) -> AsyncIterator[None]:
+    """The plan's HAProxy with this configuration."""
+    config = folder / "haproxy.cfg"
+    config.write_text(text)
+    command = node_environment(make_plan(folder))[HAPROXY_BINARY]
+    process = await asyncio.create_subprocess_exec(
+        command, "-db", "-f", str(config), stdout=DEVNULL, stderr=DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 @pytest.fixture
 async def haproxy(tmp_path):
     """The plan's HAProxy in front of a port, as (its port, the server's port)."""
     front, back = free_port(), free_port()
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(CONFIG.format(front=front, back=back))
-    command = node_environment(make_plan(tmp_path))[HAPROXY_BINARY]
-    process = await asyncio.create_subprocess_exec(
-        command, "-db", "-f", str(config), stdout=DEVNULL, stderr=DEVNULL
-    )
-    try:
+    async with running(tmp_path, CONFIG.format(front=front, back=back)):
         yield front, back
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 async def connected(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -97,6 +107,84 @@ async def test_a_client_that_leaves_is_noticed_while_the_answer_is_awaited(hapro
             await leave()
         async with asyncio.timeout(NOTICED_WITHIN_S + 2):
             assert [await noticed.get() for _ in range(CLIENTS)] == [True] * CLIENTS
+
+
+def answering(reply: bytes) -> tuple[Server, list[bytes]]:
+    """A server's handler that answers all alike, and the bodies that it got."""
+    bodies: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                bodies.append(await reader.readexactly(len(BODY)))
+                writer.write(reply)
+        writer.close()
+
+    return answer, bodies
+
+
+SHUT = b"HTTP/1.1 503 S\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nshut"
+OPEN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+BODY = b"x" * 9000
+
+
+async def post(port: int) -> bytes:
+    """One request's whole answer."""
+    reader, writer = await connected(port)
+    writer.write(
+        b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 9000\r\n\r\n" + BODY
+    )
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def retrying(folder: Path, front: int, *servers: int) -> str:
+    """A configuration with several servers and the plan's retries."""
+    retry_on = node_environment(make_plan(folder))["RAY_SERVE_HAPROXY_RETRY_ON"]
+    retry = f"    option redispatch 1\n    retry-on {retry_on}\nfrontend clients"
+    text = CONFIG.format(front=front, back=servers[0]).replace("frontend clients", retry)
+    return text + "".join(f"    server s{port} 127.0.0.1:{port}\n" for port in servers[1:])
+
+
+async def test_another_replica_takes_what_a_shut_door_refused(tmp_path):
+    """A POST that one replica answers with 503 goes on to the other, whole."""
+    front, back, other = free_port(), free_port(), free_port()
+    shut, refused = answering(SHUT)
+    willing, taken = answering(OPEN)
+    async with (
+        running(tmp_path, retrying(tmp_path, front, back, other)),
+        await asyncio.start_server(shut, "127.0.0.1", back),
+        await asyncio.start_server(willing, "127.0.0.1", other),
+    ):
+        answers = [await post(front) for _ in range(8)]
+    assert [answer.split()[1] for answer in answers] == [b"200"] * 8
+    assert taken == [BODY] * 8
+    assert len(refused) >= 4
+
+
+async def test_with_no_other_replica_the_refusal_is_told(tmp_path):
+    """The 503 of the only replica reaches the client with its Retry-After, after few tries."""
+    front, back = free_port(), free_port()
+    shut, refused = answering(SHUT)
+    async with (
+        running(tmp_path, retrying(tmp_path, front, back)),
+        await asyncio.start_server(shut, "127.0.0.1", back),
+    ):
+        answer = await post(front)
+    assert b"retry-after: 7" in answer.lower()
+    assert answer.endswith(b"shut")
+    assert len(refused) <= 4
+
+
+def test_serve_hands_haproxy_the_plans_retries():
+    """Serve's template asks for another server at a retry, and takes what to retry from the plan."""
+    from ray.serve._private import haproxy_templates
+
+    template = Path(haproxy_templates.__file__).read_text()
+    assert "    option redispatch 1\n    retry-on {{ config.retry_on }}\n" in template
 
 
 def test_serve_still_asks_for_splice():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 
@@ -145,7 +146,7 @@ def test_ray_gets_the_environment_of_the_plan(monkeypatch):
         ray_replica_digest="1",
     )
     lines = [line.partition("=") for line in text.splitlines() if not line.startswith("#")]
-    written = {key: value for key, _, value in lines}
+    written = {key: "".join(shlex.split(value)) for key, _, value in lines}
     wanted = ingress.node_environment(read_plan(str(PLAN)))
     assert wanted[HAPROXY_BINARY].startswith("/opt")
     assert wanted.items() <= written.items()

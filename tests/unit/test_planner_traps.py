@@ -159,6 +159,11 @@ def test_trap_haproxy_cuts_old_streams(drain_s):
     assert int(env.get("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", 3600)) >= drain_s
 
 
+def test_trap_shut_door_while_another_replica_serves():
+    """Serve's HAProxy hands a replica's 503 to the client: ours asks another replica first."""
+    assert "503" in environment()["RAY_SERVE_HAPROXY_RETRY_ON"].split()
+
+
 @pytest.mark.parametrize(
     "add, stream_s",
     [
