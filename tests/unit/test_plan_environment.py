@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 
 import pytest
@@ -27,7 +28,8 @@ def test_env_for_systemd_and_as_json(env):
     run("plan", env)
     lines = run("env", plan_files(env)[0], "--systemd").output.splitlines()
     values = json.loads(run("env", plan_files(env)[0], "--json").output)
-    assert dict(line.split("=", 1) for line in lines) == values
+    read = [line.partition("=") for line in lines]
+    assert {key: "".join(shlex.split(value)) for key, _, value in read} == values
     assert int(values["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 600
 
 
