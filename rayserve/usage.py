@@ -190,9 +190,15 @@ def _nearby(path: Path, meant: Callable[[Path], Path | None]) -> Path | None:
     with os.scandir(known) as entries:
         names = [entry.name for entry in itertools.islice(entries, MOST_NEIGHBOURS)]
     for name in difflib.get_close_matches(wrong, sorted(names)):
+        if not _alike(Path(wrong).stem, Path(name).stem):
+            continue  # nope.yml and site.yml share their ending alone
         if file := meant(Path(known, name, *rest)) or meant(known / name):
             return file
     return None
+
+
+def _alike(one: str, other: str) -> bool:
+    return bool(difflib.get_close_matches(one, [other]))
 
 
 def _harmless(look: Callable[[Path], Path | None], path: Path) -> Path | None:

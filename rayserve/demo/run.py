@@ -291,7 +291,9 @@ def show_figures(result: dict[str, Any], say: Callable[[str], None]) -> None:
         f"{result['answer_tokens']} tokens in {result['events']} events · "
         f"from nothing to the answer {result['total_s']:.1f} s"
     )
-    say(f"  metrics     {result['metrics_url']} (with the key in {result['api_key_file']})")
+    say(
+        f"  metrics     {result['metrics_url']} (while it serves, with the key in {result['api_key_file']})"
+    )
 
 
 def stop(directory: Path, stream: TextIO) -> int:

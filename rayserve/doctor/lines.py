@@ -63,9 +63,10 @@ _EXCEPTION = re.compile(
 )
 _CRASH = re.compile(
     r"\[[\d: ,.-]+ C(?: \d+)+\] |\.(?:cc|cpp|cu|h|hpp):\d+\]?:? .{0,300}?\b[Cc]heck failed: |"
-    r"^terminate called after throwing an instance of "
+    r"^terminate called after throwing an instance of |\bDeploying app '[^']*' failed with exception:"
 )
-"""How Ray, and C++ that uses glog, word that they end themselves; the first is Ray's level, which ends the process."""
+"""How Ray, and C++ that uses glog, word that they end themselves; the first is Ray's level, which ends the process.
+The last is Serve's word for an exception whose name it leaves out."""
 _LEVEL_WITHIN: Final = 160
 _LOUD = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|(?<![\w/])[Ff]atal(?: Python)? error|[Pp]anic|\[[\d: ,.-]+ [EF] \d+"

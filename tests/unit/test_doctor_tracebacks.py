@@ -204,3 +204,11 @@ def test_a_crash_of_native_code_is_told(line):
 def test_lines_that_only_look_like_a_crash_are_not_told(line):
     """A check that is no assertion, a warning, and a traceback without an end are no failure."""
     assert diagnose(f"{line}\nfine").word == "nothing"
+
+
+def test_a_deployment_that_failed_is_never_nothing():
+    """Serve leaves the exception's name out: the verdict is unknown, unless the next lines tell."""
+    failed = "ERROR 2026-12-01 00:05:01,123 controller 7 -- Deploying app 'chat-1' failed with exception:"
+    assert diagnose(f"{failed}\nsomething of its own").word == "unknown"
+    told = f"{failed}\nthe model's config.json in /srv/models/m\n  found: no such file"
+    assert tags(told) == ["weights-missing"]

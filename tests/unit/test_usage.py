@@ -27,6 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for file in files:
             (folder / file).write_text("{}\n")
     (tmp_path / "start.sh").write_text("vllm serve /m\n")
+    (tmp_path / "site.yml").write_text("[]\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -109,6 +110,7 @@ def test_a_folder_in_place_of_a_file_names_the_file_in_it(here, line, do):
     "line, do",
     [
         ("env nope", "name a plan.yml, as `rayserve plan` writes it"),
+        ("check args nope.yml", "name a plan.yml or serve.yml, as `rayserve plan` writes it"),
         ("env inventories/mien", "name inventories/mine/group_vars/all/plan.yml"),
         ("env inventories/mine/plan.yml", "name inventories/mine/group_vars/all/plan.yml"),
         ("deploy inventories/mine/group_vars/all/plan.yaml", "name inventories/mine/group_vars"),
