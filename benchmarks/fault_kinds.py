@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from benchmarks.marker import MARKER
+from rayserve.plan import NamedValue, Plan
 from rayserve.serve_config import DEPLOYMENT
 from tests.served import Served, own_port
 
@@ -50,11 +56,13 @@ def child(replica: Replica, title: str) -> psutil.Process:
     raise LookupError(f"replica {replica.pid} has no {title}")
 
 
-Undo = Callable[[], None]
+Undo = Callable[[], str]
+"""Takes a fault back; what it has to tell of it, or nothing."""
 
 
-def _nothing() -> None:
+def _nothing() -> str:
     """Nothing to undo."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,21 @@ class Fault:
     mend: Callable[[Served, Replica], None] | None = None
     disk_bytes: int = 0
     """Ray's temporary folder lies on a file system of its own of this size; takes root."""
+    crashes_on_marker: bool = False
+    """The engine has `crash_marker` in it."""
+    tells: str = ""
+    """What `Undo` must end with."""
+    deaths: int = 1
+    """Verdicts that there may be for it at most."""
+
+    def prepared(self, plan: Plan) -> Plan:
+        """The plan with what the fault needs in the engine."""
+        if not self.crashes_on_marker:
+            return plan
+        hook = NamedValue(name="logits_processors", value=["benchmarks.crash_marker:CrashOnMarker"])
+        arguments = [*plan.replica.engine_args, hook]
+        replica = plan.replica.model_copy(update={"engine_args": arguments})
+        return plan.model_copy(update={"replica": replica, "revision": replica.revision})
 
     def detect_max_s(self, stall_s: float) -> float:
         """The bar."""
@@ -82,10 +105,11 @@ def _signal(title: str, number: signal.Signals) -> Callable[[Served, Replica], U
         process = child(replica, title)
         process.send_signal(number)
 
-        def undo() -> None:
+        def undo() -> str:
             with contextlib.suppress(psutil.Error):
                 if number == signal.SIGSTOP:
                     process.kill()
+            return ""
 
         return undo
 
@@ -131,9 +155,10 @@ def _hog(_: Served, __: Replica) -> Undo:
     assert process.stdout is not None
     process.stdout.readline()
 
-    def undo() -> None:
+    def undo() -> str:
         process.kill()
         process.wait()
+        return ""
 
     return undo
 
@@ -145,10 +170,54 @@ def _fill_ray_disk(served: Served, _: Replica) -> Undo:
         while file.write(bytes(2**20)):
             pass
 
-    def undo() -> None:
+    def undo() -> str:
         path.unlink(missing_ok=True)
+        return ""
 
     return undo
+
+
+INSIST_S = 300.0
+AGAIN_S = 1.0
+
+
+def _send_poison(served: Served, replica: Replica) -> Undo:
+    """A client that sends the request which kills the worker, again and again, until it is told why not.
+
+    The first goes to the replica itself, the others through the ingress.
+    """
+    ports = [replica.port]
+    told: list[str] = []
+    deadline = time.monotonic() + INSIST_S
+
+    def insist() -> None:
+        while not told or (told[-1] != "400" and time.monotonic() < deadline):
+            told.append(_post(served, ports.pop() if ports else served.plan.endpoint.port))
+            time.sleep(AGAIN_S)
+
+    thread = threading.Thread(target=insist)
+    thread.start()
+
+    def undo() -> str:
+        thread.join()
+        return " ".join(told)
+
+    return undo
+
+
+def _post(served: Served, port: int) -> str:
+    """The status that the poison is answered with, or the error."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = {"model": served.model, "prompt": MARKER, "max_tokens": 64, "ignore_eos": True}
+    headers = {"Content-Type": "application/json", **served.headers}
+    path = f"{served.application['route_prefix']}/v1/completions"
+    try:
+        connection.request("POST", path, json.dumps(body), headers)
+        return str(connection.getresponse().status)
+    except (OSError, http.client.HTTPException) as error:
+        return type(error).__name__
+    finally:
+        connection.close()
 
 
 @contextlib.contextmanager
@@ -174,6 +243,7 @@ FAULTS = {
         Fault("core-killed", _signal(CORE, signal.SIGKILL)),
         Fault("worker-stopped", _signal(WORKER, signal.SIGSTOP), hang=True),
         Fault("core-stopped", _signal(CORE, signal.SIGSTOP), hang=True),
+        Fault("poison-request", _send_poison, crashes_on_marker=True, tells="400", deaths=3),
         Fault("model-gone", _lose_model, watch_s=45.0, mend=_bring_model_back),
         Fault("memory-hog", _hog, replaces=False, watch_s=45.0),
         Fault("ray-disk-full", _fill_ray_disk, replaces=False, watch_s=60.0, disk_bytes=DISK_BYTES),

@@ -80,18 +80,22 @@ class Row:
     why_lost: dict[str, int]
     statuses: dict[str, int]
     """Of the refused, by HTTP status."""
+    told: str
+    """What the fault itself has to tell, as the statuses of a request that kills the engine."""
     passed: bool
 
 
-async def client(served: Served, load: Load, texts: Sequence[str], stop: asyncio.Event) -> None:
-    """Streams, one after the other, until told to stop."""
+async def client(
+    served: Served, load: Load, texts: Sequence[str], stop: asyncio.Event, number: int = 0
+) -> None:
+    """Streams, one after the other, until told to stop; `number`: of its first text."""
     timeout = aiohttp.ClientTimeout(total=None, sock_read=UNRECOVERED_S)
-    number = 0
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while not stop.is_set():
-            number += 1
             body = request_body(served.model, texts[number % len(texts)], TOKENS)
-            if not await _stream(session, served, load, body):
+            if await _stream(session, served, load, body):
+                number += 1
+            else:  # the same again, as clients and their libraries do
                 await asyncio.sleep(PAUSE_S)
 
 
@@ -162,15 +166,28 @@ async def until(probe: Callable[[], bool], limit_s: float) -> float | None:
     return None
 
 
-async def trial(fault: Fault, served: Served) -> tuple[Load, float | None, float | None, int]:
-    """Load, the fault, and the way back: what clients saw, seconds to detect and recover, kills."""
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a trial saw."""
+
+    load: Load
+    detected_s: float | None
+    recovered_s: float | None
+    kills: int
+    told: str
+
+
+async def trial(fault: Fault, served: Served) -> Seen:
+    """Load, the fault, and the way back."""
     load, stop = Load(), asyncio.Event()
     texts = prompts(32, "faults")
-    tasks = [asyncio.create_task(client(served, load, texts, stop)) for _ in range(CLIENTS)]
+    firsts = range(0, len(texts), len(texts) // CLIENTS)
+    tasks = [asyncio.create_task(client(served, load, texts, stop, first)) for first in firsts]
     await asyncio.sleep(WARM_S)
     before = {one.pid for one in ready_replicas(served)}
     victim = ready_replicas(served)[0]
     undo: Undo | None = None
+    told = ""
     began = time.monotonic()
     try:
         undo = await asyncio.to_thread(fault.inject, served, victim)
@@ -188,13 +205,13 @@ async def trial(fault: Fault, served: Served) -> tuple[Load, float | None, float
             recovered_s = None if recovered is None else time.monotonic() - began
     finally:
         if undo is not None:
-            await asyncio.to_thread(undo)
+            told = await asyncio.to_thread(undo)
         stop.set()
         await asyncio.wait(tasks, timeout=60)
         for task in tasks:
             task.cancel()
     after = {one.pid for one in replicas(served)}
-    return load, detected_s, recovered_s, len(before - after)
+    return Seen(load, detected_s, recovered_s, len(before - after), told)
 
 
 def _whole_again(served: Served, victim: Replica) -> bool:
@@ -202,9 +219,9 @@ def _whole_again(served: Served, victim: Replica) -> bool:
     return len(ready) >= REPLICAS and victim.pid not in ready
 
 
-def judged(fault: Fault, served: Served, seen: tuple[Load, float | None, float | None, int]) -> Row:
+def judged(fault: Fault, served: Served, seen: Seen) -> Row:
     """A trial with what was left of it: bundle and logs."""
-    load, detected_s, recovered_s, kills = seen
+    load, detected_s, recovered_s = seen.load, seen.detected_s, seen.recovered_s
     bundles = sorted(Path(served.plan.replica.state_dir, FOLDER).glob("*.tar.gz"))
     silent = _silent(bundles[-1]) if bundles else []
     logs = served.ray.temp_dir / "session_latest" / "logs"
@@ -215,9 +232,12 @@ def judged(fault: Fault, served: Served, seen: tuple[Load, float | None, float |
             and detected_s <= fault.detect_max_s(STALL_S)
             and recovered_s is not None
             and bool(bundles)
+            and len(bundles) <= fault.deaths
+            and seen.told.endswith(fault.tells)
+            and not load.refused[400]
         )
     else:
-        passed = detected_s is None and kills == 0
+        passed = detected_s is None and seen.kills == 0
     return Row(
         fault.name,
         None if detected_s is None else round(detected_s, 2),
@@ -225,13 +245,14 @@ def judged(fault: Fault, served: Served, seen: tuple[Load, float | None, float |
         load.lost,
         sum(load.refused.values()),
         load.whole,
-        kills,
+        seen.kills,
         bundles[-1].name if bundles else "",
         silent,
         cause.get("tag", ""),
         cause.get("title", ""),
         dict(load.faults),
         {str(status): count for status, count in sorted(load.refused.items())},
+        seen.told,
         passed,
     )
 
@@ -277,7 +298,7 @@ def faults_plan(folder: Path) -> Plan:
 def run_fault(fault: Fault) -> Row:
     """One fault on a product of its own."""
     with workbench() as (_, folder), small_disk(folder, fault.disk_bytes) as root:
-        plan = faults_plan(folder)
+        plan = fault.prepared(faults_plan(folder))
         with Served(plan, folder, gangs=REPLICAS, temp_root=root) as served:
             asyncio.run(_wait_ready(served))
             row = judged(fault, served, asyncio.run(trial(fault, served)))

@@ -73,13 +73,14 @@ class Replay:
     That the client's own `receive` comes after it is what lets the engine abort a generation.
     """
 
-    __slots__ = ("_body", "_hung_up", "_pending", "_receive")
+    __slots__ = ("_body", "_pending", "_receive", "hung_up")
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
         self._receive = receive
         self._pending: asyncio.Future[Message] | None = None
-        self._hung_up = False
+        self.hung_up = False
+        """Whether the app was told that the client is gone."""
 
     async def __call__(self) -> Message:
         """The next message: the body, then what the client sends."""
@@ -91,18 +92,20 @@ class Replay:
             return {"type": "http.disconnect"}
         self._pending = asyncio.ensure_future(self._receive())
         try:
-            return await self._pending
+            message = await self._pending
         except asyncio.CancelledError:
             if self._gone():
                 return {"type": "http.disconnect"}
             raise
+        self.hung_up = message["type"] == "http.disconnect"
+        return message
 
     def _gone(self) -> bool:
-        return self._hung_up
+        return self.hung_up
 
     def hang_up(self) -> None:
         """Tell the app, now or when it next asks, that the client is gone."""
-        self._hung_up = True
+        self.hung_up = True
         if self._pending is not None:
             self._pending.cancel()
 

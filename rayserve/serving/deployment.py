@@ -17,7 +17,7 @@ from ray import serve
 
 from rayserve.autoscaling import ReplicaLoad, report
 from rayserve.errors import RayserveError, StartError
-from rayserve.health.facts import evidence
+from rayserve.health.facts import deaths, evidence
 from rayserve.plan import NamedValue, ReplicaPlan, ScalingPlan
 from rayserve.serving import guards, prefork
 from rayserve.serving.door import Door
@@ -31,6 +31,7 @@ from rayserve.serving.ledger import (
 )
 from rayserve.serving.load import EngineLoad
 from rayserve.serving.schemas import constrains_every_tool
+from rayserve.serving.suspects import Suspects
 from rayserve.serving.vitals import Gauges, Vitals
 from rayserve.starts import LEDGER, identity
 
@@ -95,7 +96,15 @@ class Engine:
             gc.collect()
             gc.freeze()
         every_tool = constrains_every_tool(vars(args))
-        self._door = Door(app, None, is_draining=drain_probe(), every_tool=every_tool)
+        engine = self._engine
+        self._door = Door(
+            app,
+            None,
+            is_draining=drain_probe(),
+            is_dead=lambda: bool(engine.errored),
+            every_tool=every_tool,
+            suspects=await asyncio.to_thread(_suspects, replica),
+        )
         self._door.open()
         self._processes = evidence.members(psutil.Process().children(recursive=True))
         self._vitals = Vitals(
@@ -176,7 +185,12 @@ class Engine:
         await self._vitals.check()
 
     def _write_evidence(self, verdict: dict[str, Any]) -> str:
-        """Write the bundle of a verdict; where it is, and which rank is silent."""
+        """Remember what ran, and write the bundle of a verdict; where it is, and which rank is silent."""
+        if self._door is not None:
+            try:
+                self._door.suspects.died(frozenset(verdict["running"]))
+            except OSError as error:
+                logger.warning("what was running is not remembered: %s", error)
         folder = Path(self._replica.state_dir, evidence.FOLDER)
         known = {"revision": self._replica.revision, "phases": self._ledger.phases, **verdict}
         path, silent = evidence.bundle(
@@ -205,6 +219,15 @@ class Engine:
         if getattr(self, "_engine", None) is not None:
             self._engine.shutdown()
             self._engine = None
+
+
+def _suspects(replica: ReplicaPlan) -> Suspects:
+    """What earlier engines of this revision died of. A disk that fails does not keep a model from serving."""
+    try:
+        return Suspects(deaths.Deaths(Path(replica.state_dir, deaths.FOLDER), replica.revision))
+    except OSError as error:
+        logger.warning("requests that kill the engine are not told from others: %s", error)
+        return Suspects()
 
 
 def _coming_limits() -> Any:

@@ -5,6 +5,7 @@
     ready and admitting?            no: 503            here
     room in queue, key's share?     no: 429            here
     body small, JSON, in limits?    no: 413 / 415 / 400   limits.py
+    did it kill the engine before?  yes: 400 / 503   suspects.py
     → the app, with the client's `receive` (so a disconnect aborts the generation) and the server's
       own `send` (so a token passes without any work of the door)
 
@@ -38,6 +39,7 @@ from rayserve.serving.replies import (
     send_refusal,
 )
 from rayserve.serving.routes import READY_PATH, Route, find, locate, shape_of
+from rayserve.serving.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ current_account: ContextVar[Account | None] = ContextVar("current_account", defa
 
 HANG_UP_S: Final = 1.0
 """Time for the app to end by itself after a disconnect."""
+
+UNHEALTHY: Final = ("unhealthy", "the engine of this replica does not work")
+"""Reason and message of a door that is shut for good."""
 
 # Read by the engine's app: the first two carry the key, the others choose rank and order.
 _PRIVATE_HEADERS: Final = frozenset(
@@ -71,6 +76,7 @@ class DoorStats:
 class Door:
     """ASGI middleware in front of the engine's app; without a plan it knows no key and lets nobody in.
 
+    `is_dead`: vLLM's own word on its engine, which it gives before the watch looks.
     `every_tool`: the engine builds each tool of a body, as `schemas.constrains_every_tool` tells.
 
     Raises:
@@ -84,12 +90,16 @@ class Door:
         *,
         clock: Clock = time.monotonic,
         is_draining: Callable[[], bool] = lambda: False,
+        is_dead: Callable[[], bool] = lambda: False,
         path_prefix: str = "",
         every_tool: bool = False,
+        suspects: Suspects | None = None,
     ) -> None:
         self._app = app
+        self.suspects = suspects if suspects is not None else Suspects()
         self._clock = clock
         self._is_draining = is_draining
+        self._is_dead = is_dead
         self._prefix = path_prefix.rstrip("/")
         self._every_tool = every_tool
         self._started_at = clock()
@@ -204,6 +214,12 @@ class Door:
             wanted = read_body(raw, route, self._plan, every_tool=self._every_tool)
             if not isinstance(wanted, Refusal) and wanted > held:
                 wanted = self._check_room(account, wanted - held) or wanted
+            fingerprint = ""
+            if self._is_dead():
+                wanted = self._unavailable(*UNHEALTHY)
+            if not isinstance(wanted, Refusal):
+                fingerprint = self.suspects.fingerprint(path, raw)
+                wanted = self.suspects.refusal(fingerprint, self._plan.retry_after_s) or wanted
             if isinstance(wanted, Refusal):
                 await self._refuse(send, wanted, path)
                 return
@@ -212,9 +228,14 @@ class Door:
             self._admitted += 1
             self._pending += held
             token = current_account.set(account)
+            replay = body.Replay(raw, receive)
+            whole = False
+            self.suspects.enter(fingerprint)
             try:
-                await self._run(scope, body.Replay(raw, receive), send)
+                await self._run(scope, replay, send)
+                whole = not replay.hung_up and not self._is_dead()
             finally:
+                self.suspects.leave(fingerprint, whole=whole)
                 self._pending -= held
                 current_account.reset(token)
         finally:
@@ -260,6 +281,8 @@ class Door:
         reason, message = self._closed_for
         if route.gated and reason:
             return self._unavailable(reason, message)
+        if route.gated and self._is_dead():
+            return self._unavailable(*UNHEALTHY)
         if route.gated and (not self._plan.admit or self._is_draining()):
             return self._unavailable("draining", "this replica is going away")
         return None

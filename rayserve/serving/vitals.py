@@ -17,7 +17,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Enum, Gauge
 
 from rayserve.errors import EngineHungError
 from rayserve.health.progress import Limits, Look, Progress, State, follow, judge, wants_probe
-from rayserve.serving.door import Door
+from rayserve.serving.door import UNHEALTHY, Door
 from rayserve.serving.load import EngineLoad
 
 logger = logging.getLogger("ray.serve")
@@ -136,6 +136,10 @@ class Vitals:
             self._start("probe", self._send_probe(self._sent))
         if self._probe or self._paused:
             self._ask_whether_paused(limits)
+        if state in {State.IDLE, State.BUSY} and not self._progress.still_s:
+            self._door.suspects.engine_is_well()
+        if "suspects" not in self._tasks:
+            self._start("suspects", self._door.suspects.exchange())
 
     def _look(self) -> Look:
         return Look(
@@ -203,9 +207,15 @@ class Vitals:
                 f"and its probe did not come back in {self._progress.probe_s:.0f} s"
             )
             failure = _hung(message, self._limits)
-        self._door.close("unhealthy", "the engine of this replica does not work")
+        self._door.close(*UNHEALTHY)
         logger.error("%s; no new request reaches it", message)
-        verdict = {"state": state.value, "quiet_s": quiet_s, "pending": pending, "says": message}
+        verdict = {
+            "state": state.value,
+            "quiet_s": quiet_s,
+            "pending": pending,
+            "says": message,
+            "running": sorted(self._door.suspects.at_death()),
+        }
         self._start("evidence", self._write_evidence(verdict))
         self._failure = failure
 

@@ -311,7 +311,7 @@ class ClusterSpec(Section):
     """local: this machine; paths may be relative to cluster.yml, and Serve's own proxy needs no keys
     on 127.0.0.1. production: hosts made by Ansible; absolute paths, keys, Ray behind a token."""
     state_dir: Text = "/var/lib/rayserve"
-    """Folder on every host for the record of starts."""
+    """Folder on every host for the records of starts and deaths of the engine, and the evidence of these."""
     node_pools: list[NodePool] = Field(min_length=1)
     """The hosts."""
     model: Model

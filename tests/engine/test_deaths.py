@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from rayserve.health.facts import evidence
+from rayserve.health.facts import deaths, evidence
 from tests.engine.calls import Call, all_gone, family, replica_pid, stream
 from tests.ray_cluster import wait_until
 from tests.served import Served, metrics, own_port
@@ -84,6 +84,17 @@ def test_a_hang_is_seen_while_vllm_calls_itself_healthy(served):
     verdict = evidence_of(served, pid)
     assert verdict["state"] == "hung"
     assert verdict["silent"] == [f"VLLM::Worker (pid {worker.pid}) is stopped by a signal"]
+    (name,) = verdict["running"]
+    assert suspected(served, name)
+    stream(served, 1500).events()
+    wait_until(lambda: not suspected(served, name), 10, "the end of the suspicion")
+
+
+def suspected(served: Served, name: str) -> bool:
+    """Whether a request has run at a death and not ended well since."""
+    record = Path(served.plan.replica.state_dir, deaths.FOLDER, deaths.FILE)
+    known = json.loads(record.read_text())["deaths"]
+    return any(name in one["running"] and name not in one["clear"] for one in known)
 
 
 def ask_replica(served: Served, port: int, path: str) -> int:

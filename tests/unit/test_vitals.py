@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from unittest.mock import AsyncMock
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -111,6 +112,30 @@ async def test_a_hang_closes_the_door_before_serve_hears_of_it(bench):
     await asyncio.wait_for(bench.vitals._told.wait(), 10)
     with pytest.raises(EngineHungError, match="2 sequences pending"):
         await bench.vitals.check()
+
+
+async def test_the_evidence_says_which_requests_ran(made):
+    """By their fingerprints, as they were when the engine was given up."""
+    told = []
+    bench = made(lambda verdict: told.append(verdict) or "written")
+    bench.door.suspects.enter("f1")
+    bench.engine.errored = True
+    await bench.look(1)
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
+    assert told[0]["running"] == ["f1"]
+
+
+async def test_only_a_step_shows_that_the_engine_is_well(bench, monkeypatch):
+    """An engine with nothing to do may hang: who left it is forgotten after a step, not before."""
+    seen = []
+    monkeypatch.setattr(bench.door.suspects, "engine_is_well", lambda: seen.append("well"))
+    monkeypatch.setattr(bench.door.suspects, "exchange", exchanged := AsyncMock())
+    await bench.look(3)
+    assert seen == []
+    bench.load.steps += 1
+    await bench.look(3)
+    assert seen == ["well"]
+    assert exchanged.await_count >= 3
 
 
 async def test_a_dead_engine_fails_with_vllms_own_error(bench):
