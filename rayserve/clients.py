@@ -42,6 +42,7 @@ IDLE_STATES: Final = frozenset({"STARTING", "STOPPING", "STOPPED"})
 """Of a replica that takes no request."""
 IMPERATIVE: Final = "imperative"
 """Serve's word for the source of an application that no config gave."""
+_TRACEBACK: Final = "Traceback (most recent call last)"
 _STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
 """Colours, which Ray's own tracebacks have."""
 
@@ -179,7 +180,9 @@ class ServeApi:
         Whatever listens on the port may repeat what it was sent, and messages go to the journal.
         """
         text = text.replace(self._token, "(the token)") if self._token else text
-        plain = _STYLE.sub("", text.strip()[:most])
+        # What went wrong stands at the end of a traceback.
+        kept = text.strip()[-most:] if _TRACEBACK in text else text.strip()[:most]
+        plain = _STYLE.sub("", kept)
         return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in plain)
 
 
@@ -233,6 +236,15 @@ def answers(url: str) -> bool:
             do="look what listens on this port: `ss -ltnp`",
         )
     return status == HTTPStatus.OK
+
+
+def limits_of(url: str) -> str:
+    """Which limits the replica behind `/ready` runs with, by their digest; empty where it does not say."""
+    try:
+        said = json.loads(_answer(url, timeout_s=5)[1])
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(said.get("limits", "")) if isinstance(said, dict) else ""
 
 
 def _answer(

@@ -14,15 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-from rayserve.clients import AppStatus, answers
+from rayserve.clients import AppStatus, answers, limits_of
 from rayserve.errors import HostError, RayserveError, StartError
 from rayserve.plan import Plan
-from rayserve.serve_config import serve_config
+from rayserve.serve_config import live_plan, serve_config
 
 DASHBOARD_S: Final = 180.0
 """For Ray's dashboard to answer after Ray has started."""
 BEYOND_ENGINE_S: Final = 120.0
 """On top of the engine's own start budget: Serve's actors, the ingress, imports."""
+LIMITS_S: Final = 30.0
+"""For replicas that run already to take other limits and keys."""
 BUILD_S: Final = 120.0
 """For Serve to import an application and to call it with its arguments, in a worker that starts for it."""
 POLL_S: Final = 2.0
@@ -31,7 +33,8 @@ TELL_S: Final = 30.0
 SHOWN: Final = 300
 """Characters of what is seen, in a word on the wait."""
 
-_OWN_ERROR: Final = re.compile(r"\brayserve\.errors\.\w+: ")
+_OWN_ERROR: Final = re.compile(r"\brayserve\.errors\.\w+: |failed with exception:\n")
+"""What stands before a message of ours in what Serve says: a traceback, or its own word on a build."""
 _READ_THE_LOG: Final = "read the replica's log under session_latest/logs/serve in Ray's folder"
 
 _Value = TypeVar("_Value")
@@ -109,6 +112,7 @@ def deploy(
     serve: Serve,
     *,
     is_ready: Callable[[str], bool] = answers,
+    limits_at: Callable[[str], str] = limits_of,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
     tell: Callable[[str], None] = lambda _line: None,
@@ -120,7 +124,8 @@ def deploy(
 
     Raises:
         HostError: Ray does not take the token, another program has the port, or Serve runs what no config gave.
-        StartError: Ray does not answer, Serve refuses the config, the replica fails, or the start budget is over.
+        StartError: Ray does not answer, Serve refuses the config, the replica fails, the start budget is over, or a
+            replica that runs keeps its old limits.
     """
     config = serve_config(plan)
     app = str(config["applications"][0]["name"])
@@ -151,6 +156,12 @@ def deploy(
         plan.replica.start_timeout_s + BEYOND_ENGINE_S,
         needed=f"a ready replica of {app}",
         do=_READ_THE_LOG,
+    )
+    pace.until(
+        lambda: _check_limits(limits_at(f"{url}/ready"), live_plan(plan).digest()),
+        LIMITS_S,
+        needed="the plan's limits and keys taken by the replica",
+        do="rayserve check host --plan PLAN, which judges the key file; its log says why it refused them",
     )
     return Deployed(app, url, clock() - ordered)
 
@@ -184,10 +195,11 @@ def _build(app: str, config: dict[str, object], serve: Serve, pace: _Pace) -> No
 
 def _check_built(status: AppStatus, app: str) -> None:
     if status.state == "DEPLOY_FAILED":
+        found, do = _reason(status)
         raise StartError(
             f"{app} in a form that can start; what serves is left to serve",
-            found=_reason(status),
-            do="mend what it names, plan and deploy again",
+            found=found,
+            do=do or "mend what it names, plan and deploy again",
         )
     _check_there(status, app)
     if not status.built:
@@ -204,11 +216,13 @@ def _check_there(status: AppStatus, app: str) -> None:
         )
 
 
-def _reason(status: AppStatus) -> str:
-    """What Serve says of a failure; of a traceback that ends in an error of ours, that error alone."""
+def _reason(status: AppStatus) -> tuple[str, str]:
+    """What Serve says of a failure, and what to do where that is an error of ours, which alone counts then."""
     message = status.message or status.state
-    *_, ours = _OWN_ERROR.split(message)
-    return ours
+    ours = RayserveError.from_message(_OWN_ERROR.split(message)[-1])
+    if ours is None:
+        return message, ""
+    return ": ".join(filter(None, (ours.needed, ours.found))), ours.do
 
 
 def _one_line(text: str) -> str:
@@ -220,12 +234,21 @@ def _order(put: Callable[[], None]) -> None:
     try:
         put()
     except OSError as error:
+        do = (
+            "is the plan of this version of rayserve? `rayserve plan` writes it anew; where the answer is not "
+            "Serve's, journalctl -u ray"
+        )
+        if "already in use" in str(error).lower():
+            do = "end what has the port (`ss -ltnp` shows it), or plan with another `endpoint.port`"
         raise StartError(
-            "Ray Serve to take the generated config",
-            found=str(error),
-            do="is the plan of this version of rayserve? `rayserve plan` writes it anew; where the answer "
-            "is not Serve's, journalctl -u ray",
+            "Ray Serve to take the generated config", found=str(error), do=do
         ) from error
+
+
+def _check_limits(said: str, wanted: str) -> None:
+    """A replica that does not say with which limits it runs is not asked further."""
+    if said not in {"", wanted}:
+        raise _NotYet("it runs with the limits and keys that it had, and refused these")
 
 
 def _is_dead(status: AppStatus) -> bool:
@@ -243,10 +266,11 @@ def _check_serves(
 ) -> None:
     if status.state == "DEPLOY_FAILED":
         left = "; what still serves of it is left: `serve shutdown -y` first, where it may go"
+        found, do = _reason(status)
         raise StartError(
             f"a replica of {app} that starts",
-            found=_reason(status),
-            do=_READ_THE_LOG + (left if status.has_replica else ""),
+            found=found,
+            do=(do or _READ_THE_LOG) + (left if status.has_replica else ""),
         )
     _check_there(status, app)
     if status.state != "RUNNING":

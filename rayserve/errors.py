@@ -17,11 +17,16 @@ Every message answers three questions, in this order: what was needed, what was 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rayserve.veil import veiled, veiled_location
+
+_MESSAGE = re.compile(
+    r"(?P<needed>[^\n]*)(?:\n  found: (?P<found>.*?))?(?:\n  do:    (?P<do>[^\n]*)|\Z)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,14 @@ class RayserveError(Exception):
         where = Where(data["path"], data.get("line"), data.get("key")) if "path" in data else None
         found, do = data.get("found", ""), data.get("do", "")
         return cls(data["needed"], found=found, do=do, where=where)
+
+    @classmethod
+    def from_message(cls, text: str) -> RayserveError | None:
+        """The error whose message begins a text, whichever its kind; None where it begins with none."""
+        found = _MESSAGE.match(text)
+        if found is None or not (found["found"] or found["do"]):
+            return None
+        return cls(found["needed"], found=found["found"] or "", do=found["do"] or "")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Ray carries exceptions between processes with pickle, which by default calls __init__ with

@@ -68,7 +68,9 @@ def check_port(port: int, name: str) -> None:
     else:
         found = refusal.strerror or str(refusal)
     raise HostError(
-        f"a free port {port} for {name}", found=found, do="choose another one with --port"
+        f"a free port {port} for {name}",
+        found=found,
+        do="choose another one: .venv/bin/rayserve demo --port PORT",
     )
 
 

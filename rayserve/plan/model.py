@@ -171,6 +171,10 @@ class LivePlan(Record):
     stall_s: float = Field(default=60.0, gt=0)
     """`timeouts.stall_s` of the plan. Serve stores these settings, and those of earlier versions have none."""
 
+    def digest(self) -> str:
+        """What a replica names these by, so that it can be told which it took: SHA-256, twelve hex digits."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
 
 class Timeouts(Record):
     """Limits in seconds."""

@@ -165,7 +165,7 @@ class Engine:
             )
             assert self._door is not None
             assert self._vitals is not None
-            self._door.update(live.door)
+            self._door.update(live.door, live.digest())
             self._vitals.update(live.stall_s)
         except RayserveError as error:
             if self._scaling is None:

@@ -16,6 +16,7 @@ to the number of sequences that the body asks for, and is released on every way 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
@@ -41,7 +42,7 @@ from rayserve.serving.replies import (
 from rayserve.serving.routes import READY_PATH, Route, find, locate, shape_of
 from rayserve.serving.suspects import Suspects
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ray.serve")
 
 current_account: ContextVar[Account | None] = ContextVar("current_account", default=None)
 """The account of the request being served; the engine wrapper charges its tokens to it."""
@@ -112,11 +113,12 @@ class Door:
         self._plan = DoorPlan.closed()
         self._keys: KeyRing | None = None
         self._configured = False
+        self._limits = ""
         if plan is not None:
             self.update(plan)
 
-    def update(self, plan: DoorPlan) -> None:
-        """Use another plan from now on; what is in flight stays counted.
+    def update(self, plan: DoorPlan, limits: str = "") -> None:
+        """Use another plan from now on; what is in flight stays counted. `limits`: what /ready calls it.
 
         Raises:
             HostError: the new key file cannot be used; nothing has changed then.
@@ -126,6 +128,7 @@ class Door:
             if self._keys is None:
                 logger.warning("the door asks for no API key from now on")
         self._plan = plan
+        self._limits = limits
         self._configured = True
 
     def open(self) -> None:
@@ -314,7 +317,8 @@ class Door:
     async def _answer_ready(self, send: Send) -> None:
         refusal = self._closed(_READY_ROUTE)
         if refusal is None:
-            await send_json(send, 200, b'{"status": "ready"}', [])
+            said = {"status": "ready", "limits": self._limits}
+            await send_json(send, 200, json.dumps(said).encode(), [])
         else:
             # A probe is not a rejected request: it is left out of the counters.
             await send_refusal(send, refusal, "openai")

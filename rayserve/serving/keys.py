@@ -18,7 +18,7 @@ from typing import Final
 from rayserve.errors import HostError
 from rayserve.keyfile import Signature, read_keys, signature
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ray.serve")
 
 Clock = Callable[[], float]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +15,9 @@ from rayserve import clients
 from rayserve.clients import (
     MAX_ANSWER_BYTES,
     MAX_SHOWN,
-    MAX_TOKEN,
     ServeApi,
     answers,
-    find_token,
-    read_token,
+    limits_of,
 )
 from rayserve.deploy import deploy
 from rayserve.errors import HostError, StartError
@@ -182,6 +179,25 @@ def test_an_answer_is_repeated_without_the_token(reply):
             with pytest.raises((OSError, HostError)) as error:
                 ask(ServeApi(port, TOKEN))
             assert TOKEN[:3] not in str(error.value)
+
+
+def test_of_a_traceback_the_end_is_told():
+    """There it says what went wrong."""
+    pages = b"Traceback (most recent call last)\n" + b"  File x\n" * 1000
+    with answering(http("500 Oops", pages + b"OSError: Address already in use")) as (port, _):
+        with pytest.raises(OSError, match="Address already in use") as error:
+            ServeApi(port, TOKEN).deploy({})
+        assert len(str(error.value)) < MAX_SHOWN + 100
+
+
+@pytest.mark.parametrize(
+    "body, limits",
+    [(b'{"status": "ready", "limits": "abc"}', "abc"), (b'{"status": "ready"}', ""), (b"ok", ""), (b"[]", "")],
+)  # fmt: skip
+def test_a_replica_says_which_limits_it_runs_with(body, limits):
+    """Another program there, or an older replica, says nothing."""
+    with answering(http("200 OK", body)) as (port, _):
+        assert limits_of(f"http://127.0.0.1:{port}/ready") == limits
 
 
 def test_no_answer_commands_a_terminal():
@@ -356,40 +372,3 @@ def test_one_application_is_taken_away_and_the_others_stay():
         "http_options": {"port": 8000},
         "applications": [{"name": "old", "args": {"x": TOKEN}}],
     }
-
-
-def test_a_token_that_cannot_be_used_is_named(tmp_path):
-    """A missing, empty or binary token file says which file, and what to do; a good one is read."""
-    path = tmp_path / "token"
-    with pytest.raises(HostError, match=str(path)):
-        read_token(str(path))
-    for content, told in (("\n", "empty"), ("a\nb", "one line"), ("ключ", "ASCII")):
-        path.write_text(content)
-        with pytest.raises(HostError, match=told):
-            read_token(str(path))
-    path.write_text("abc\n")
-    assert read_token(str(path)) == "abc"
-
-
-def test_a_token_file_that_is_a_pipe_or_too_long_is_refused_at_once(tmp_path):
-    """A pipe may never answer, and no token is so long."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "long").write_text("a" * (MAX_TOKEN + 1))
-    with pytest.raises(HostError, match="not a regular file"):
-        read_token(str(tmp_path / "pipe"))
-    with pytest.raises(HostError, match="one line"):
-        read_token(str(tmp_path / "long"))
-
-
-def test_the_token_is_found_where_ray_finds_it(tmp_path, monkeypatch):
-    """The file that is named, then the variable, then ~/.ray/auth_token by HOME; else there is none."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_token(None, {}) == ("", "")
-    home = tmp_path / ".ray" / "auth_token"
-    home.parent.mkdir()
-    home.write_text("of-home")
-    (tmp_path / "named").write_text("of-file")
-    assert find_token(None, {}) == ("of-home", str(home))
-    assert find_token(None, {"RAY_AUTH_TOKEN": "of-env"}) == ("of-env", "RAY_AUTH_TOKEN")
-    named = str(tmp_path / "named")
-    assert find_token(named, {"RAY_AUTH_TOKEN": "of-env"}) == ("of-file", named)

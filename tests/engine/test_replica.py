@@ -14,6 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from rayserve import inventory, planning
+from rayserve.clients import ServeApi
+from rayserve.deploy import deploy
+from rayserve.errors import StartError
 from rayserve.starts import LEDGER, read_starts
 from tests.engine.calls import Call, all_gone, family, replica_pid, stream, tokens_of
 from tests.ray_cluster import wait_until
@@ -159,6 +162,16 @@ def test_a_live_change_that_cannot_work_keeps_the_old_limits(served):
     assert Call(served, "/v1/completions", body).reply.status == 200
     served.change_door()
     assert replica_pid(served) == pid
+
+
+def test_a_deploy_of_limits_that_the_replica_refuses_fails(served, monkeypatch):
+    """Serve itself calls it running; whoever took a key back would believe that it is gone."""
+    monkeypatch.setattr("rayserve.deploy.LIMITS_S", 4.0)
+    api = ServeApi(served.ray.dashboard_port, "")
+    door = served.plan.door.model_copy(update={"api_key_file": "/nonexistent/keys"})
+    with pytest.raises(StartError, match="refused these"):
+        deploy(served.plan.model_copy(update={"door": door}), api)
+    assert deploy(served.plan, api).app == served.application["name"]
 
 
 def test_a_running_door_never_loses_its_keys(served):

@@ -10,6 +10,7 @@ from rayserve.clients import AppStatus, ServeDetails, app_status
 from rayserve.deploy import BEYOND_ENGINE_S, DASHBOARD_S, SHOWN, TELL_S, deploy
 from rayserve.errors import HostError, StartError
 from rayserve.inventory import read_plan
+from rayserve.serve_config import live_plan
 from tests.bad_specs import ROOT
 
 PLAN = read_plan(str(ROOT / "inventories/lab/group_vars/all/plan.yml"))
@@ -77,10 +78,17 @@ BUILT = replace(BUILDING, built=True)
 AWAY = OSError("Connection refused")
 
 
-def run(serve, *, is_ready=lambda _url: True, tell=lambda _line: None):
+WANTED = live_plan(PLAN).digest()
+
+
+def run(
+    serve, *, is_ready=lambda _url: True, limits_at=lambda _url: WANTED, tell=lambda _line: None
+):
     """Deploy without waiting."""
     clock = Clock()
-    return deploy(PLAN, serve, is_ready=is_ready, clock=clock, sleep=clock.sleep, tell=tell)
+    return deploy(
+        PLAN, serve, is_ready=is_ready, limits_at=limits_at, clock=clock, sleep=clock.sleep, tell=tell
+    )  # fmt: skip
 
 
 def test_it_waits_for_ray_then_for_the_replica():
@@ -113,10 +121,39 @@ def test_of_a_traceback_our_own_error_is_told():
     """Pages of Ray's frames say nothing to a person; what was needed, found and to be done does."""
     own = "a file of API keys that only the service can read\n  found: mode 0644\n  do:    chmod 0600 it"
     pages = "ray::Replica.initialize() (pid=7)\n  File 'x.py', line 3\n" * 20
-    failed = replace(FAILED, message=f"{pages}rayserve.errors.HostError: {own}")
+    said = f"{pages}rayserve.errors.HostError: {own}\n\nThe deployment failed to start 3 times in a row."
     with pytest.raises(StartError) as error:
-        run(FakeServe(NOTHING, failed))
-    assert error.value.found == own
+        run(FakeServe(NOTHING, replace(FAILED, message=said)))
+    assert error.value.found == "a file of API keys that only the service can read: mode 0644"
+    assert error.value.do == "chmod 0600 it"
+
+
+def test_of_a_build_that_failed_our_own_error_is_told():
+    """Serve puts its own word before it."""
+    own = (
+        "the model's config.json in /nothere\n  found: no such file\n  do:    put the weights there"
+    )
+    failed = replace(FAILED, message=f"Deploying app '{APP}' failed with exception:\n{own}")
+    with pytest.raises(StartError) as error:
+        run(FakeServe(OLD_SERVES, failed))
+    assert error.value.found == "the model's config.json in /nothere: no such file"
+    assert error.value.do == "put the weights there"
+
+
+def test_a_replica_that_keeps_its_old_limits_is_no_success():
+    """It refused the plan's, as where the new key file is not there: keys that were taken back would count on."""
+    taken = iter(["old", "old", WANTED])
+    assert run(FakeServe(RUNNING), limits_at=lambda _url: next(taken)).seconds == 4.0
+    with pytest.raises(StartError, match="refused these") as error:
+        run(FakeServe(RUNNING), limits_at=lambda _url: "old")
+    assert "rayserve check host --plan" in error.value.do
+
+
+def test_a_port_that_is_taken_is_no_matter_of_the_plan():
+    """Serve says so at the end of a traceback."""
+    with pytest.raises(StartError) as error:
+        run(FakeServe(NOTHING, refusal="HTTP 500: cannot bind socket (Address already in use)"))
+    assert "ss -ltnp" in error.value.do
 
 
 def test_a_revision_that_had_failed_is_taken_away_and_tried_anew():
@@ -254,8 +291,9 @@ def test_a_wait_is_told_before_it_begins_and_while_it_lasts():
         f"waiting for Ray's dashboard (--dashboard-port names its port), at most {DASHBOARD_S:.0f} s",
         f"waiting for a ready replica of {APP}, at most {START_S:.0f} s",
     ]
-    assert [line.split(":")[0] for line in told[2:]] == ["  after 30 s", "  after 60 s"]
-    assert all("DEPLOYING Traceback: line line" in line for line in told[2:])
+    assert [line.split(":")[0] for line in told[2:4]] == ["  after 30 s", "  after 60 s"]
+    assert all("DEPLOYING Traceback: line line" in line for line in told[2:4])
+    assert "limits and keys" in told[4]
     assert all(len(line) < SHOWN + 20 and "\n" not in line for line in told)
 
 
@@ -269,4 +307,4 @@ def test_what_is_waited_for_is_told_before_it_is_asked():
             return super().status(app)
 
     run(Slow(NOTHING, RUNNING), tell=told.append)
-    assert len(told) == 2
+    assert len(told) == 3
