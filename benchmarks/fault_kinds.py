@@ -26,6 +26,7 @@ HANG_MARGIN_S = 15.0
 HOG_BYTES = 4 * 2**30
 """Bounded by the hog's own limit: whether the host runs short of memory depends on the host."""
 DISK_BYTES = 256 * 2**20
+REFUSED = "400 with its id"
 CORE, WORKER = "VLLM::EngineCore", "VLLM::Worker"
 
 
@@ -191,7 +192,7 @@ def _send_poison(served: Served, replica: Replica) -> Undo:
     deadline = time.monotonic() + INSIST_S
 
     def insist() -> None:
-        while not told or (told[-1] != "400" and time.monotonic() < deadline):
+        while not told or (told[-1] != REFUSED and time.monotonic() < deadline):
             told.append(_post(served, ports.pop() if ports else served.plan.endpoint.port))
             time.sleep(AGAIN_S)
 
@@ -213,7 +214,9 @@ def _post(served: Served, port: int) -> str:
     path = f"{served.application['route_prefix']}/v1/completions"
     try:
         connection.request("POST", path, json.dumps(body), headers)
-        return str(connection.getresponse().status)
+        reply = connection.getresponse()
+        said = REFUSED if b"its id is" in reply.read() and reply.status == 400 else ""
+        return said or str(reply.status)
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
     finally:
@@ -243,7 +246,7 @@ FAULTS = {
         Fault("core-killed", _signal(CORE, signal.SIGKILL)),
         Fault("worker-stopped", _signal(WORKER, signal.SIGSTOP), hang=True),
         Fault("core-stopped", _signal(CORE, signal.SIGSTOP), hang=True),
-        Fault("poison-request", _send_poison, crashes_on_marker=True, tells="400", deaths=3),
+        Fault("poison-request", _send_poison, crashes_on_marker=True, tells=REFUSED, deaths=3),
         Fault("model-gone", _lose_model, watch_s=45.0, mend=_bring_model_back),
         Fault("memory-hog", _hog, replaces=False, watch_s=45.0),
         Fault("ray-disk-full", _fill_ray_disk, replaces=False, watch_s=60.0, disk_bytes=DISK_BYTES),

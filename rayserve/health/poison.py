@@ -35,9 +35,11 @@ class Death:
     """Another one is another engine: its deaths say nothing of this one."""
     running: frozenset[str]
     """Fingerprints of the requests inside."""
+    again: frozenset[str] = frozenset()
+    """Of these, the ones that had run at an earlier death and not ended well since, as was known then. One of
+    several is not guilty because the others end well later: that takes one more death."""
     clear: frozenset[str] = frozenset()
-    """Of these, the ones that have ended well since. They still were company: what ran with them at two
-    deaths has not been shown to be guilty by their end."""
+    """Of the running, the ones that have ended well since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +54,49 @@ class Suspicions:
 
 
 def weigh(deaths: Iterable[Death], revision: str, now_s: float) -> Suspicions:
-    """What the deaths of this revision's engines say now."""
-    seen: set[str] = set()
+    """What the deaths of this revision's engines say now; `deaths`: the oldest first."""
     suspected: set[str] = set()
     repeated: set[str] = set()
     refused: set[str] = set()
-    for death in sorted(_counting(deaths, now_s), key=lambda one: one.at_s):
-        if death.revision != revision:
-            continue
-        again = death.running & seen
-        open_still = again & suspected - death.clear
-        repeated |= open_still
-        if len(again) == 1:
-            refused |= open_still
-        seen |= death.running
+    for death in _counting(deaths, revision, now_s):
+        twice = death.again & suspected - death.clear
+        repeated |= twice
+        if len(death.again) == 1:
+            refused |= twice
         suspected |= death.running - death.clear
     return Suspicions(frozenset(suspected), frozenset(repeated - refused), frozenset(refused))
 
 
 def with_death(deaths: Iterable[Death], death: Death) -> tuple[Death, ...]:
     """The deaths to remember after one more; those that expired are left out."""
-    kept = sorted(_counting(deaths, death.at_s), key=lambda one: one.at_s)
-    return (*kept, death)[-MOST_DEATHS:]
+    kept = [one for one in deaths if _counts(one, death.at_s)]
+    before = weigh(kept, death.revision, death.at_s).suspected
+    return (*kept, replace(death, again=death.running & before))[-MOST_DEATHS:]
 
 
-def cleared(deaths: Iterable[Death], revision: str, well: Mapping[str, float]) -> tuple[Death, ...]:
-    """The deaths after requests have ended well, at these times: they are clear of those before."""
+def cleared(
+    deaths: Iterable[Death], revision: str, well: Mapping[str, float], now_s: float
+) -> tuple[Death, ...]:
+    """The deaths after requests have ended well, at these times: they are clear of those before.
+
+    A death that is still to come, by the clock, was before it was set back.
+    """
 
     def after(death: Death) -> Death:
         if death.revision != revision:
             return death
-        now = {name for name, at_s in well.items() if at_s >= death.at_s}
+        before = death.at_s > now_s
+        now = {name for name, at_s in well.items() if before or at_s >= death.at_s}
         return replace(death, clear=death.clear | death.running & now)
 
     found = map(after, deaths)
     return tuple(death for death in found if death.running != death.clear)
 
 
-def _counting(deaths: Iterable[Death], now_s: float) -> list[Death]:
+def _counting(deaths: Iterable[Death], revision: str, now_s: float) -> list[Death]:
+    return [death for death in deaths if death.revision == revision and _counts(death, now_s)]
+
+
+def _counts(death: Death, now_s: float) -> bool:
     # A clock that was set back must not make a death last for ever.
-    return [death for death in deaths if abs(now_s - death.at_s) < EXPIRY_S]
+    return abs(now_s - death.at_s) < EXPIRY_S

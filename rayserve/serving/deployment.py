@@ -96,14 +96,13 @@ class Engine:
             gc.collect()
             gc.freeze()
         every_tool = constrains_every_tool(vars(args))
-        engine = self._engine
         self._door = Door(
             app,
             None,
             is_draining=drain_probe(),
-            is_dead=lambda: bool(engine.errored),
+            is_dead=lambda: self._vitals is not None and self._vitals.notice_death(),
             every_tool=every_tool,
-            suspects=await asyncio.to_thread(_suspects, replica),
+            suspects=await _suspects(replica, self._load),
         )
         self._door.open()
         self._processes = evidence.members(psutil.Process().children(recursive=True))
@@ -188,7 +187,7 @@ class Engine:
         """Remember what ran, and write the bundle of a verdict; where it is, and which rank is silent."""
         if self._door is not None:
             try:
-                self._door.suspects.died(frozenset(verdict["running"]))
+                self._door.suspects.died(verdict["running"])
             except OSError as error:
                 logger.warning("what was running is not remembered: %s", error)
         folder = Path(self._replica.state_dir, evidence.FOLDER)
@@ -221,13 +220,15 @@ class Engine:
             self._engine = None
 
 
-def _suspects(replica: ReplicaPlan) -> Suspects:
+async def _suspects(replica: ReplicaPlan, load: EngineLoad) -> Suspects:
     """What earlier engines of this revision died of. A disk that fails does not keep a model from serving."""
+    record = deaths.Deaths(Path(replica.state_dir, deaths.FOLDER), replica.revision)
+    suspects = Suspects(record, steps=lambda: load.steps)
     try:
-        return Suspects(deaths.Deaths(Path(replica.state_dir, deaths.FOLDER), replica.revision))
+        await suspects.exchange()
     except OSError as error:
-        logger.warning("requests that kill the engine are not told from others: %s", error)
-        return Suspects()
+        logger.warning("requests that kill the engine are not told from others yet: %s", error)
+    return suspects
 
 
 def _coming_limits() -> Any:

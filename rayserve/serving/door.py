@@ -77,7 +77,7 @@ class DoorStats:
 class Door:
     """ASGI middleware in front of the engine's app; without a plan it knows no key and lets nobody in.
 
-    `is_dead`: vLLM's own word on its engine, which it gives before the watch looks.
+    `is_dead`: vLLM's own word on its engine; what it says is acted on when it is asked, as by `Vitals.notice_death`.
     `every_tool`: the engine builds each tool of a body, as `schemas.constrains_every_tool` tells.
 
     Raises:
@@ -218,8 +218,8 @@ class Door:
             if not isinstance(wanted, Refusal) and wanted > held:
                 wanted = self._check_room(account, wanted - held) or wanted
             fingerprint = ""
-            if self._is_dead():
-                wanted = self._unavailable(*UNHEALTHY)
+            if self._is_dead() or self._closed_for[0]:
+                wanted = self._unavailable(*UNHEALTHY)  # while its body arrived
             if not isinstance(wanted, Refusal):
                 fingerprint = self.suspects.fingerprint(path, raw)
                 wanted = self.suspects.refusal(fingerprint, self._plan.retry_after_s) or wanted
@@ -232,15 +232,20 @@ class Door:
             self._pending += held
             token = current_account.set(account)
             replay = body.Replay(raw, receive)
-            whole = False
+            stayed = False
             self.suspects.enter(fingerprint)
             try:
                 await self._run(scope, replay, send)
-                whole = not replay.hung_up and not self._is_dead()
+                stayed = not replay.hung_up
             finally:
-                self.suspects.leave(fingerprint, whole=whole)
-                self._pending -= held
-                current_account.reset(token)
+                dead = True
+                try:
+                    # Asked while it still counts as inside: at a death that is what ran.
+                    dead = self._is_dead()
+                finally:
+                    self.suspects.leave(fingerprint, well=stayed and not dead)
+                    self._pending -= held
+                    current_account.reset(token)
         finally:
             self._hold(account, -held)
 

@@ -102,16 +102,23 @@ class Vitals:
             EngineHungError: it hangs.
             vllm.v1.engine.exceptions.EngineDeadError: it is dead.
         """
-        if self._failure is None and self._engine.errored and self._limits is not None:
-            self._consider(self._limits)  # sooner than the next look
+        self.notice_death()
         if self._failure is None:
             await self._engine.check_health()
         elif self._told.is_set():
             # Without the frames of earlier checks, which would pile up.
             raise self._failure.with_traceback(None)
 
+    def notice_death(self) -> bool:
+        """Whether vLLM calls its engine dead; if so it is given up here, since that need not wait for a look."""
+        dead = bool(self._engine.errored)
+        if dead and self._failure is None and self._limits is not None:
+            self._consider(self._limits)
+        return dead
+
     def stop(self) -> None:
-        """End the watch and its probe."""
+        """End the watch and its probe: what an engine that is shut down says of itself is no verdict."""
+        self._limits = None
         for task in self._tasks.values():
             task.cancel()
 
@@ -130,14 +137,13 @@ class Vitals:
         self._gauges.quiet.set(self._progress.quiet_s)
         if state in {State.DEAD, State.HUNG}:
             self._give_up(state)
-        elif wants_probe(self._progress, limits):
+            return
+        if wants_probe(self._progress, limits):
             self._sent += 1
             self._probe = self._sent
             self._start("probe", self._send_probe(self._sent))
         if self._probe or self._paused:
             self._ask_whether_paused(limits)
-        if state in {State.IDLE, State.BUSY} and not self._progress.still_s:
-            self._door.suspects.engine_is_well()
         if "suspects" not in self._tasks:
             self._start("suspects", self._door.suspects.exchange())
 
@@ -176,6 +182,7 @@ class Vitals:
         try:
             await self._ask(f"rayserve-probe-{number}")
             outcome = "answered"
+            self._door.suspects.engine_is_well()
         finally:
             self._gauges.probes.labels(outcome).inc()
             self._probe = 0
@@ -214,7 +221,7 @@ class Vitals:
             "quiet_s": quiet_s,
             "pending": pending,
             "says": message,
-            "running": sorted(self._door.suspects.at_death()),
+            "running": list(self._door.suspects.at_death(hung=state is State.HUNG)),
         }
         self._start("evidence", self._write_evidence(verdict))
         self._failure = failure

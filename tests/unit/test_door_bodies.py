@@ -8,6 +8,7 @@ import json
 import pytest
 
 from rayserve.serving import body as body_module
+from rayserve.serving.door import UNHEALTHY
 from tests.unit.door_client import (
     CHAT,
     JSON,
@@ -92,6 +93,20 @@ async def test_a_client_that_leaves_during_its_body_gets_no_answer():
     assert app.scopes == []
     assert client.door.in_flight == 0
     assert client.door.stats().rejected == {"disconnect": 1}
+
+
+async def test_a_body_that_arrives_after_the_engine_was_given_up_gets_503():
+    """It came to an open door, but nothing may reach an engine that hangs."""
+    app = App()
+    client = Client(ready_door(app))
+    task = asyncio.create_task(client.request("POST", CHAT, headers=[JSON], chunks=[]))
+    await asyncio.sleep(0)
+    client.door.close(*UNHEALTHY)
+    client.incoming.put_nowait({"type": "http.request", "body": b"{}", "more_body": False})
+    answer = await task
+    assert answer.status == 503
+    assert answer.headers[b"retry-after"]
+    assert app.scopes == []
 
 
 async def test_a_body_that_never_arrives_times_out(monkeypatch):

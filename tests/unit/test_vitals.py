@@ -7,80 +7,11 @@ import threading
 from unittest.mock import AsyncMock
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from rayserve.errors import EngineHungError
 from rayserve.health.progress import Limits
 from rayserve.serving import vitals
-from rayserve.serving.door import Door
-from rayserve.serving.load import EngineLoad
-from rayserve.serving.vitals import Gauges, Vitals
-from tests.unit.door_client import App, Clock, plan
-
-STALL_S = 20.0
-
-
-class DeadError(Exception):
-    """What vLLM raises of a dead engine."""
-
-
-class FakeEngine:
-    """A stand-in for vLLM's engine, which no machine can make hang on demand in a unit test."""
-
-    def __init__(self):
-        self.dead = False
-        self.dead_error = DeadError("dead")
-        self.paused = False
-        self.fails = lambda: None
-
-    @property
-    def errored(self):
-        if error := self.fails():
-            raise error
-        return self.dead
-
-    @errored.setter
-    def errored(self, dead):
-        self.dead = dead
-
-    async def check_health(self):
-        if self.errored:
-            raise self.dead_error
-
-    async def is_paused(self):
-        return self.paused
-
-
-class Bench:
-    """A replica's watch with its engine, driven look by look."""
-
-    def __init__(self, evidence):
-        self.engine, self.load, self.clock = FakeEngine(), EngineLoad(), Clock()
-        self.door = Door(App(), plan())
-        self.door.open()
-        self.answer = asyncio.Event()
-        self.asked = []
-        self.registry = CollectorRegistry()
-        self.vitals = Vitals(
-            self.engine, self.load, self.door,
-            ask=self._ask, evidence=evidence, gauges=Gauges(self.registry), clock=self.clock,
-        )  # fmt: skip
-        self.vitals.update(STALL_S)
-
-    async def _ask(self, name):
-        self.asked.append(name)
-        await self.answer.wait()
-
-    async def look(self, seconds):
-        """So many looks, a second apart, of the loop's own."""
-        for _ in range(seconds):
-            self.clock.now += 1
-            self.vitals._consider(self.vitals._limits)
-            await asyncio.sleep(0)
-
-    def count(self, outcome):
-        """Probes that ended so, as the metric has it."""
-        return self.registry.get_sample_value("rayserve_engine_probes_total", {"outcome": outcome})
+from tests.unit.watched import STALL_S, DeadError, Watched
 
 
 @pytest.fixture
@@ -89,7 +20,7 @@ async def made():
     all_of_them = []
 
     def make(evidence=lambda _verdict: "nothing"):
-        all_of_them.append(Bench(evidence))
+        all_of_them.append(Watched(evidence))
         return all_of_them[-1]
 
     yield make
@@ -125,17 +56,37 @@ async def test_the_evidence_says_which_requests_ran(made):
     assert told[0]["running"] == ["f1"]
 
 
-async def test_only_a_step_shows_that_the_engine_is_well(bench, monkeypatch):
-    """An engine with nothing to do may hang: who left it is forgotten after a step, not before."""
-    seen = []
-    monkeypatch.setattr(bench.door.suspects, "engine_is_well", lambda: seen.append("well"))
+async def test_each_look_exchanges_what_is_known_of_deaths(bench, monkeypatch):
+    """With the other replicas of the host, and none after the engine was given up."""
     monkeypatch.setattr(bench.door.suspects, "exchange", exchanged := AsyncMock())
-    await bench.look(3)
-    assert seen == []
-    bench.load.steps += 1
-    await bench.look(3)
-    assert seen == ["well"]
-    assert exchanged.await_count >= 3
+    await bench.look(6)
+    await asyncio.sleep(0.01)
+    before = exchanged.await_count
+    assert before >= 3
+    bench.engine.errored = True
+    await bench.look(6)
+    assert exchanged.await_count == before
+
+
+async def test_whoever_asks_first_whether_the_engine_is_dead_gives_it_up(bench):
+    """A request that comes before the next look is told, and nothing waits for that look."""
+    assert not bench.vitals.notice_death()
+    bench.engine.errored = True
+    assert bench.vitals.notice_death()
+    assert bench.door._closed_for[0] == "unhealthy"
+    await asyncio.wait_for(bench.vitals._told.wait(), 10)
+
+
+async def test_an_engine_that_is_shut_down_has_not_died(made):
+    """A replica that stops ends its watch first: what vLLM says of its engine then is no verdict."""
+    told = []
+    bench = made(lambda verdict: told.append(verdict) or "written")
+    bench.vitals.stop()
+    bench.engine.errored = True
+    assert bench.vitals.notice_death()
+    await asyncio.sleep(0.05)
+    assert bench.door._closed_for == ("", "")
+    assert told == []
 
 
 async def test_a_dead_engine_fails_with_vllms_own_error(bench):
